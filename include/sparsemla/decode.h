@@ -1,0 +1,225 @@
+// Sparse MLA decode: the problem, the plan that fixes how it runs, the call, and the merge of partial results.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "sparsemla/records.h"
+#include "sparsemla/tensor.h"
+
+namespace sparsemla {
+
+inline constexpr std::int64_t max_heads = 128;
+
+enum class LseBase : std::uint8_t { natural, two };
+
+/// The format in which softmax weights P enter P*V (docs/numerics.md).
+enum class PFormat : std::uint8_t { e4m3, f16, bf16, f64 };
+
+/// What the exponent of P is relative to.
+enum class Anchor : std::uint8_t {
+    split_running_max,  ///< the maximum of the split's chunks so far; older sums are rescaled when it rises
+    chunk_max,          ///< each chunk's own maximum
+    row_max,            ///< the maximum over all splits of the row (of the cluster)
+};
+
+/// Which of a row's n active columns belong to split s of S.
+enum class ColumnRule : std::uint8_t {
+    blocks,      ///< [s * b, (s + 1) * b) with b = ceil(ceil(n / S) / chunk) * chunk
+    interleaved  ///< s, s + S, s + 2S, ...
+};
+
+std::string_view name(LseBase base);
+std::string_view name(PFormat format);
+std::string_view name(Anchor anchor);
+std::string_view name(ColumnRule rule);
+std::optional<PFormat> find_p_format(std::string_view name);  ///< "e4m3", "f16", "bf16" (with or without "p_")
+std::optional<Anchor> find_anchor(std::string_view name);
+std::optional<ColumnRule> find_column_rule(std::string_view name);
+
+/// One cache of the problem. What is fixed at planning time; addresses and scales come with DecodeArgs.
+struct SourceProblem {
+    Record record = Record::fp8_576;
+    RecordForm form = RecordForm::contiguous;
+    bool split_rope = false;  ///< bf16 only: latent and rope are two tensors
+    std::int64_t width = 0;   ///< columns of the slots list
+    /// Column c is active when c < clamp(counts[row] - count_offset, 0, width): one count over two sources' columns.
+    std::int64_t count_offset = 0;
+};
+
+/// A family of decode steps that one plan serves.
+struct Problem {
+    std::int64_t rows = 0;   ///< capacity: the plan serves every number of rows up to it, with the same bits
+    std::int64_t heads = 0;  ///< 1 .. 128; 0 is a no-op
+    DType query_dtype = DType::f8_e4m3;  ///< f8_e4m3 or bf16
+    std::vector<SourceProblem> sources;  ///< one or two, of equal d_qk
+    bool sinks = false;
+    bool lse = true;
+    LseBase lse_base = LseBase::natural;
+    DType out_dtype = DType::bf16;  ///< bf16, or f32 for partials that the caller merges
+    Device device{};
+};
+
+/// d_qk of the sources: 576 or 512.
+std::int64_t d_qk(const Problem& problem);
+
+/// What a plan must know of a device. Queried once by the caller; make_plan reads no other machine state.
+struct DeviceSpec {
+    Device device{};
+    std::string name;    ///< of the GPU, or of the CPU's instruction set in use
+    int threads = 1;     ///< CPU: threads that a call may use; never changes a bit of the result
+    int capability = 0;  ///< GPU: compute capability, 90 for 9.0
+    int sms = 0;
+    std::int64_t shared_memory_bytes = 0;  ///< GPU: opt-in limit of one block
+    std::int64_t l2_bytes = 0;
+    std::array<int, 5> resident_clusters{};  ///< GPU: of 1, 2, 4, 8, 16 CTAs at one CTA an SM
+};
+
+/// The spec of a device of this machine. Throws Error (unsupported) where the device or its support is missing.
+DeviceSpec query_device(Device device);
+
+/// All that fixes a row's bits, besides the row's inputs and the kernel's own arithmetic (contract 9 of
+/// docs/design.md).
+struct Schedule {
+    std::string kernel;
+    PFormat p_format = PFormat::f16;
+    float p_scale = 1.0F;  ///< P is stored as p_scale * 2^(s - anchor)
+    Anchor anchor = Anchor::split_running_max;
+    int splits = 1;
+    ColumnRule columns = ColumnRule::blocks;
+    int chunk = 64;  ///< columns per chunk; chunks of a split run in ascending order
+    std::int64_t row_capacity = 0;
+
+    friend bool operator==(const Schedule&, const Schedule&) = default;
+};
+
+/// One line: "cpu p_f16*32768 anchor=split_running_max splits=8 columns=blocks chunk=64 order=ascending rows<=8".
+std::string to_string(const Schedule& schedule);
+
+/// Wishes of the caller; what is not given, the plan chooses.
+struct PlanOptions {
+    std::string kernel;  ///< forced by name; refused by name if it cannot
+    std::optional<PFormat> p_format;
+    std::optional<float> p_scale;
+    std::optional<Anchor> anchor;
+    std::optional<int> splits;
+    std::optional<ColumnRule> columns;
+    std::optional<int> chunk;
+    bool allow_unverified = false;  ///< offer kernels on architectures where nobody has run them
+};
+
+/// Why a kernel does not run a problem: one sentence with the parameter and the allowed set.
+struct Refusal {
+    std::string kernel;
+    std::string reason;
+};
+
+namespace detail {
+struct Kernel;
+}
+
+/// How a problem runs: the chosen kernel, its schedule, the memory it needs, and why the others were not chosen.
+struct Plan {
+    Problem problem;
+    DeviceSpec device;
+    Schedule schedule;
+    std::size_t workspace_bytes = 0;  ///< scratch, contents irrelevant between calls; 64-byte aligned
+    std::size_t state_bytes = 0;      ///< zeroed once by prepare, restored by every call
+    std::string reason;               ///< why this kernel
+    std::vector<Refusal> declined;    ///< every other kernel, in order of preference
+    const detail::Kernel* kernel = nullptr;
+
+    /// Several lines for people: problem, schedule, memory, reasons.
+    std::string describe() const;
+};
+
+/// Names of all kernels in this build, in order of preference.
+std::vector<std::string> kernel_names();
+
+/// A pure function of its arguments. Throws Error (unsupported, invalid_argument) with every kernel's refusal.
+Plan make_plan(const Problem& problem, const DeviceSpec& device, const PlanOptions& options = {});
+
+/// The refusal that make_plan would throw, or nothing. `options.kernel` asks about one kernel.
+std::optional<std::string> refusal(const Problem& problem, const DeviceSpec& device, const PlanOptions& options = {});
+inline bool supports(const Problem& problem, const DeviceSpec& device, const PlanOptions& options = {}) {
+    return !refusal(problem, device, options).has_value();
+}
+
+/// A per-tensor factor: a host value, or a pointer to a float on the problem's device that is read by the call.
+/// Host values must be positive and finite.
+struct Scale {
+    float value = 1.0F;
+    const float* pointer = nullptr;
+};
+
+struct Memory {
+    void* data = nullptr;
+    std::size_t bytes = 0;
+};
+
+struct SourceArgs {
+    CacheView cache;
+    ConstTensor slots;   ///< i32 [>= rows, width], row stride free, columns dense, 4-byte aligned; negative = absent
+    ConstTensor counts;  ///< i32 [>= rows], optional (all columns), stride free; < 0 is 0, > width is width
+    Scale k_scale{};     ///< flat fp8 only; factor on this source's scores and values
+};
+
+/// One call. Inputs may hold more than `rows` rows; only [rows, heads] of the outputs is written.
+struct DecodeArgs {
+    std::int64_t rows = 0;
+    ConstTensor query;  ///< [>= rows, >= heads, d_qk]; rows and heads strided, each head 16-byte aligned and dense
+    std::array<SourceArgs, 2> sources{};
+    ConstTensor sinks;           ///< f32 [>= heads], iff problem.sinks
+    float softmax_scale = 1.0F;  ///< positive and finite
+    Scale q_scale{};
+    float out_scale = 1.0F;  ///< finite
+    Tensor out;              ///< bf16 or f32 [>= rows, >= heads, 512], last dimension dense
+    Tensor lse;              ///< f32 [>= rows, >= heads], any strides (a transposed view too), iff problem.lse
+    Memory workspace{};  ///< plan.workspace_bytes or more, 64-byte aligned, on the device; not in use by another call
+    Memory state{};      ///< plan.state_bytes or more
+    bool validate = false;  ///< refuse slots >= num_slots, slots in a gap and counts outside [0, width] instead of
+                            ///< treating them as absent; reads the lists on the host
+};
+
+/// Loads what the plan's first call would load, and zeroes its state. Once per plan and state, outside graph capture.
+void prepare(const Plan& plan, Memory state, Stream stream = {});
+
+/// For row r, head h over the active columns c of all sources (column active: c < clamp(counts[r] - count_offset, 0,
+/// width), slot held by the cache):
+///     s_c = softmax_scale * q_scale * k_scale * (q . k_c)       m = max_c s_c      l = sum_c exp(s_c - m)
+///     out = out_scale * sum_c exp(s_c - m) * k_scale * v_c / (l + exp(sink - m))   lse = m + ln(l), without the sink
+/// No active column: out = +0, lse = -inf. Throws Error before anything is written. Allocates and synchronises nothing
+/// on a GPU; a CPU call returns when the result is complete, and runs its threads in oneTBB.
+void decode(const Plan& plan, const DecodeArgs& args, Stream stream = {});
+
+/// One of the N partial results of the same rows and heads.
+struct Partial {
+    ConstTensor out;     ///< f32 or bf16 [>= rows, >= heads, 512]
+    ConstTensor lse;     ///< f32 [>= rows, >= heads]
+    ConstTensor counts;  ///< i32 [>= rows], optional: a count <= 0 drops the row of this partial, whatever its lse
+};
+
+struct MergeArgs {
+    std::int64_t rows = 0;
+    std::int64_t heads = 0;
+    std::span<const Partial> partials;
+    LseBase partial_base = LseBase::natural;  ///< of every partial's lse
+    bool plus_inf_is_empty = false;  ///< a foreign partial's lse +inf means "no columns"; otherwise it gives NaN
+    ConstTensor sinks;               ///< f32 [>= heads], optional: applied here, once
+    Tensor out;                      ///< bf16 or f32 [>= rows, >= heads, 512]
+    Tensor lse;                      ///< f32 [>= rows, >= heads], optional; excludes the sink
+    LseBase lse_base = LseBase::natural;
+};
+
+/// w_i = exp(lse_i - max), out = sum(w_i out_i) / (sum w_i + exp(sink - max)), lse = max + ln(sum w_i), in FP32 and in
+/// the order given. A partial of lse -inf or of count 0 contributes nothing and its payload is not read; if exactly one
+/// contributes and there is no sink, its values pass unchanged. All empty: +0, -inf. Does not allocate. An output may
+/// not overlap any input.
+void merge(const MergeArgs& args, Stream stream = {});
+
+}  // namespace sparsemla

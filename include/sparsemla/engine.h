@@ -1,0 +1,88 @@
+// What one attention layer holds: its plans for every batch size, and convert / decode / run over them.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "sparsemla/decode.h"
+#include "sparsemla/indices.h"
+
+namespace sparsemla {
+
+/// Plans and one workspace, shared by the layers of a model that run one at a time on one stream. Caller-owned; equal
+/// problems get the same plan. Not for use by two threads at once.
+class PlanCache {
+   public:
+    PlanCache();
+    ~PlanCache();
+    PlanCache(const PlanCache&) = delete;
+    PlanCache& operator=(const PlanCache&) = delete;
+
+    /// The plan of a problem, made on first request. The reference lives as long as the cache.
+    const Plan& plan(const Problem& problem, const DeviceSpec& device, const PlanOptions& options = {});
+
+    std::size_t plans() const;
+    /// Largest workspace and state over all plans so far.
+    std::size_t workspace_bytes() const;
+    std::size_t state_bytes() const;
+
+    /// Memory for the plans' calls, the caller's, at least workspace_bytes() / state_bytes(). Plans of CPU devices work
+    /// without: the cache then allocates on prepare.
+    void set_memory(Memory workspace, Memory state);
+    /// Loads kernels, zeroes the state, and (CPU, nothing set) allocates. Called after the last plan is made and before
+    /// the first decode; decode on an unprepared cache is an Error.
+    void prepare(Stream stream = {});
+
+    bool prepared() const;
+    Memory workspace() const;
+    Memory state() const;
+
+   private:
+    struct Impl;
+    std::unique_ptr<Impl> impl_;
+};
+
+struct EngineConfig {
+    Problem problem;  ///< heads, sources, dtypes, sinks, lse; its rows and widths are replaced by the lists below
+    std::vector<std::int64_t> row_capacities;  ///< e.g. 1, 2, 4, 8, 16, 32
+    std::vector<std::int64_t> widths;          ///< of source 0; empty: problem.sources[0].width
+    Sharding sharding{};                       ///< which tokens this rank owns, for convert
+    PlanOptions options{};
+};
+
+/// Plans every row capacity x width on construction. A batch runs on the plan of the smallest capacity that holds it
+/// and of the smallest width >= its own; more rows than the last capacity are refused.
+class Engine {
+   public:
+    Engine(EngineConfig config, DeviceSpec device, PlanCache& plans);
+
+    const EngineConfig& config() const { return config_; }
+
+    /// The plan of a batch. Throws Error naming rows or width and the largest planned.
+    const Plan& plan_for(std::int64_t rows, std::int64_t width) const;
+
+    /// convert_indices with this engine's sharding.
+    void convert(ConvertArgs args, Stream stream = {}) const;
+    /// decode on plan_for(args.rows, width of source 0's slots); workspace and state default to the cache's.
+    void decode(DecodeArgs args, Stream stream = {}) const;
+    /// convert, then decode over source 0's converted slots and counts.
+    void run(const ConvertArgs& indices, DecodeArgs args, Stream stream = {}) const;
+
+    /// For people: which plan serves which batch, why, and every refusal.
+    std::string explain() const;
+
+   private:
+    struct Entry {
+        std::int64_t rows;
+        std::int64_t width;
+        const Plan* plan;
+    };
+    EngineConfig config_;
+    DeviceSpec device_;
+    PlanCache* plans_;
+    std::vector<Entry> entries_;  ///< ascending by rows, then width
+};
+
+}  // namespace sparsemla

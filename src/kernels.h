@@ -1,0 +1,110 @@
+// The seam between the API and the kernels: plain parameter structs, and one entry per kernel. No CUDA headers.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "sparsemla/decode.h"
+#include "sparsemla/indices.h"
+
+namespace sparsemla::detail {
+
+/// A validated source. Strides are in elements of their tensor.
+struct SourceParams {
+    CacheView cache;
+    const std::int32_t* slots = nullptr;
+    std::int64_t slots_row_stride = 0;
+    const std::int32_t* counts = nullptr;  ///< null: every column
+    std::int64_t counts_stride = 0;
+    std::int64_t width = 0;
+    std::int64_t count_offset = 0;
+    Scale k_scale;
+};
+
+/// A validated call of decode: every pointer and stride resolved, every limit checked. Strides are in elements.
+struct DecodeParams {
+    std::int64_t rows = 0;
+    std::int64_t heads = 0;
+    std::int64_t d_qk = 0;
+
+    const void* query = nullptr;
+    DType query_dtype = DType::f8_e4m3;
+    std::int64_t query_row_stride = 0;
+    std::int64_t query_head_stride = 0;
+
+    SourceParams sources[2];
+    int num_sources = 0;
+
+    const float* sinks = nullptr;  ///< null: no sink term
+    std::int64_t sinks_stride = 0;
+    float softmax_scale = 1.0F;
+    Scale q_scale;
+    float out_scale = 1.0F;
+
+    void* out = nullptr;
+    DType out_dtype = DType::bf16;
+    std::int64_t out_row_stride = 0;
+    std::int64_t out_head_stride = 0;
+    float* lse = nullptr;  ///< null: not wanted
+    std::int64_t lse_row_stride = 0;
+    std::int64_t lse_head_stride = 0;
+    LseBase lse_base = LseBase::natural;
+
+    const Plan* plan = nullptr;
+    std::byte* workspace = nullptr;
+    std::byte* state = nullptr;
+};
+
+/// What a kernel makes of a problem it takes.
+struct KernelPlan {
+    Schedule schedule;
+    std::size_t workspace_bytes = 0;
+    std::size_t state_bytes = 0;
+};
+
+/// One kernel: a name, what it takes, and its launcher.
+struct Kernel {
+    std::string_view name;
+    Device::Kind device = Device::Kind::cpu;
+    std::string_view summary;      ///< completes "NAME: ..."
+    bool on_request_only = false;  ///< never chosen unless forced by name
+    /// Nothing, or the reason: one sentence with the parameter and the allowed set. Device kind is already checked.
+    std::optional<std::string> (*refuse)(const Problem&, const DeviceSpec&, const PlanOptions&) = nullptr;
+    KernelPlan (*plan)(const Problem&, const DeviceSpec&, const PlanOptions&) = nullptr;
+    void (*prepare)(const Plan&, Memory state, Stream) = nullptr;
+    void (*decode)(const DecodeParams&, Stream) = nullptr;
+};
+
+/// All kernels of this build in order of preference.
+std::span<const Kernel* const> kernels();
+
+extern const Kernel reference_kernel;  // cpu/reference.cpp
+extern const Kernel cpu_kernel;        // cpu/decode.cpp
+
+/// A validated call of convert_indices.
+struct ConvertParams {
+    const std::int32_t* token_ids = nullptr;
+    std::int64_t ids_row_stride = 0;
+    const std::int32_t* block_table = nullptr;
+    std::int64_t table_row_stride = 0;
+    const std::int32_t* request_of_row = nullptr;
+    std::int64_t request_stride = 0;
+    const std::int32_t* lengths = nullptr;  ///< null: no limit
+    std::int64_t lengths_stride = 0;
+    std::int32_t* slots = nullptr;
+    std::int64_t slots_row_stride = 0;
+    std::int32_t* counts = nullptr;
+    std::int64_t counts_stride = 0;
+    std::int64_t rows = 0, width = 0, requests = 0, max_pages = 0;
+    std::int64_t pages = 0, page_size = 0, slots_per_page = 0;
+    Sharding sharding;
+};
+
+void convert_indices_cpu(const ConvertParams& params);
+void merge_cpu(const MergeArgs& args);
+
+}  // namespace sparsemla::detail
