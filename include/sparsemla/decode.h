@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "sparsemla/device.h"
 #include "sparsemla/records.h"
 #include "sparsemla/tensor.h"
 
@@ -67,21 +68,6 @@ struct Problem {
 
 /// d_qk of the sources: 576 or 512.
 std::int64_t d_qk(const Problem& problem);
-
-/// What a plan must know of a device. Queried once by the caller; make_plan reads no other machine state.
-struct DeviceSpec {
-    Device device{};
-    std::string name;    ///< of the GPU, or of the CPU's instruction set in use
-    int threads = 1;     ///< CPU: threads that a call may use; never changes a bit of the result
-    int capability = 0;  ///< GPU: compute capability, 90 for 9.0
-    int sms = 0;
-    std::int64_t shared_memory_bytes = 0;  ///< GPU: opt-in limit of one block
-    std::int64_t l2_bytes = 0;
-    std::array<int, 5> resident_clusters{};  ///< GPU: of 1, 2, 4, 8, 16 CTAs at one CTA an SM
-};
-
-/// The spec of a device of this machine. Throws Error (unsupported) where the device or its support is missing.
-DeviceSpec query_device(Device device);
 
 /// All that fixes a row's bits, besides the row's inputs and the kernel's own arithmetic (contract 9 of
 /// docs/design.md).

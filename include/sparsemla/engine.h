@@ -52,22 +52,22 @@ struct EngineConfig {
     PlanOptions options{};
 };
 
-/// Plans every row capacity x width on construction. A batch runs on the plan of the smallest capacity that holds it
-/// and of the smallest width >= its own; more rows than the last capacity are refused.
+/// Plans every row capacity x width on construction. A batch runs on the plan of its width and of the smallest capacity
+/// that holds it; more rows than the last capacity, and widths not planned, are refused.
 class Engine {
    public:
     Engine(EngineConfig config, DeviceSpec device, PlanCache& plans);
 
     const EngineConfig& config() const { return config_; }
 
-    /// The plan of a batch. Throws Error naming rows or width and the largest planned.
+    /// The plan of a batch. Throws Error naming rows or width and what is planned.
     const Plan& plan_for(std::int64_t rows, std::int64_t width) const;
 
     /// convert_indices with this engine's sharding.
     void convert(ConvertArgs args, Stream stream = {}) const;
     /// decode on plan_for(args.rows, width of source 0's slots); workspace and state default to the cache's.
     void decode(DecodeArgs args, Stream stream = {}) const;
-    /// convert, then decode over source 0's converted slots and counts.
+    /// convert, then decode over the converted slots and counts as those of source 0.
     void run(const ConvertArgs& indices, DecodeArgs args, Stream stream = {}) const;
 
     /// For people: which plan serves which batch, why, and every refusal.

@@ -13,7 +13,7 @@ namespace sparsemla {
 namespace detail {
 
 /// Nearest-even rounding of a positive finite x to a format with `mantissa_bits` and smallest normal exponent
-/// `min_exponent`, returned as the count of the format's smallest steps in x's binade and the step's exponent.
+/// `min_exponent`, of unbounded range above.
 inline float round_to_step(float x, int mantissa_bits, int min_exponent) {
     int exponent = 0;
     std::frexp(x, &exponent);  // x = f * 2^exponent, f in [0.5, 1)
@@ -79,13 +79,15 @@ inline std::uint8_t float_to_e4m3(float x) {
     if (x != x) return 0x7F;
     const auto sign = static_cast<std::uint8_t>(std::signbit(x) ? 0x80 : 0);
     const float magnitude = std::fabs(x);
-    if (magnitude == 0) return sign;
     if (magnitude >= e4m3_max) return sign | 0x7E;
-    const float rounded = detail::round_to_step(magnitude, 3, -6);
-    if (rounded < 0x1p-6F) return sign | static_cast<std::uint8_t>(rounded * 512.0F);
-    int exponent = 0;
-    const float fraction = std::frexp(rounded, &exponent);  // [0.5, 1)
-    return sign | static_cast<std::uint8_t>(((exponent + 6) << 3) + static_cast<int>(fraction * 16.0F) - 8);
+    if (magnitude < 0x1p-6F) {  // subnormal codes count steps of 2^-9, which are float32's steps from 2^14 on
+        constexpr float unit = 0x1p14F;
+        const auto steps = std::bit_cast<std::uint32_t>(magnitude + unit) - std::bit_cast<std::uint32_t>(unit);
+        return sign | static_cast<std::uint8_t>(steps);
+    }
+    auto bits = std::bit_cast<std::uint32_t>(magnitude);
+    bits += 0x7FFFF + ((bits >> 20) & 1);  // 20 of float32's 23 mantissa bits go
+    return sign | static_cast<std::uint8_t>((bits >> 20) - ((127 - 7) << 3));
 }
 
 /// E2M1: 0, .5, 1, 1.5, 2, 3, 4, 6 with the sign in bit 3.

@@ -1,0 +1,89 @@
+#include "sparsemla/engine.h"
+
+#include <algorithm>
+#include <sstream>
+
+#include "check.h"
+
+namespace sparsemla {
+
+namespace {
+
+[[noreturn]] void refuse(std::string_view argument, const std::string& required, const std::string& received) {
+    throw Error(ErrorKind::invalid_argument, std::string(argument), required, received);
+}
+
+void sort_unique(std::vector<std::int64_t>& values) {
+    std::sort(values.begin(), values.end());
+    values.erase(std::unique(values.begin(), values.end()), values.end());
+}
+
+EngineConfig checked(EngineConfig config) {
+    if (config.problem.sources.empty()) refuse("sources", "one or two sources", "0");
+    if (config.row_capacities.empty()) refuse("row_capacities", "at least one", "none");
+    if (config.widths.empty()) config.widths = {config.problem.sources[0].width};
+    sort_unique(config.row_capacities);
+    sort_unique(config.widths);
+    if (config.row_capacities.front() < 1)
+        refuse("row_capacities", "capacities >= 1", std::to_string(config.row_capacities.front()));
+    if (config.widths.front() < 0) refuse("widths", "widths >= 0", std::to_string(config.widths.front()));
+    return config;
+}
+
+}  // namespace
+
+Engine::Engine(EngineConfig config, DeviceSpec device, PlanCache& plans)
+    : config_(checked(std::move(config))), device_(std::move(device)), plans_(&plans) {
+    for (const std::int64_t rows : config_.row_capacities)
+        for (const std::int64_t width : config_.widths) {
+            Problem problem = config_.problem;
+            problem.rows = rows;
+            problem.sources[0].width = width;
+            entries_.push_back({rows, width, &plans_->plan(problem, device_, config_.options)});
+        }
+}
+
+const Plan& Engine::plan_for(std::int64_t rows, std::int64_t width) const {
+    const std::int64_t most_rows = config_.row_capacities.back();
+    if (rows < 0 || rows > most_rows) refuse("rows", "0 .. " + std::to_string(most_rows), std::to_string(rows));
+    std::vector<std::string> widths;
+    for (const std::int64_t planned : config_.widths) widths.push_back(std::to_string(planned));
+    for (const Entry& entry : entries_)
+        if (entry.rows >= rows && entry.width == width) return *entry.plan;
+    refuse("width", "a planned width: " + detail::join(widths, ", ", " or "), std::to_string(width));
+}
+
+void Engine::convert(ConvertArgs args, Stream stream) const {
+    args.sharding = config_.sharding;
+    convert_indices(args, stream);
+}
+
+void Engine::decode(DecodeArgs args, Stream stream) const {
+    const Plan& plan = plan_for(args.rows, args.sources[0].slots.shape[1]);
+    if (!plans_->prepared()) refuse("plans", "PlanCache::prepare after the last engine was made", "none");
+    if (args.workspace.data == nullptr) args.workspace = plans_->workspace();
+    if (args.state.data == nullptr) args.state = plans_->state();
+    sparsemla::decode(plan, args, stream);
+}
+
+void Engine::run(const ConvertArgs& indices, DecodeArgs args, Stream stream) const {
+    if (config_.problem.sources[0].count_offset != 0)
+        refuse("indices", "a source 0 whose count_offset is 0, as converted counts start at column 0",
+               std::to_string(config_.problem.sources[0].count_offset));
+    if (indices.token_ids.present() && indices.token_ids.shape[0] != args.rows)
+        refuse("token_ids", std::to_string(args.rows) + " rows, as many as are decoded",
+               std::to_string(indices.token_ids.shape[0]));
+    convert(indices, stream);
+    args.sources[0].slots = indices.slots;
+    args.sources[0].counts = indices.counts;
+    decode(args, stream);
+}
+
+std::string Engine::explain() const {
+    std::ostringstream text;
+    for (const Entry& entry : entries_)
+        text << "rows <= " << entry.rows << ", width " << entry.width << '\n' << entry.plan->describe() << '\n';
+    return text.str();
+}
+
+}  // namespace sparsemla

@@ -1,0 +1,27 @@
+// What the rest of the library asks of the CUDA part. cuda/device_query.cpp answers, or gpu_none.cpp in a build
+// without.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "sparsemla/device.h"
+
+namespace sparsemla::detail {
+
+struct GpuStatus {
+    bool built = false;
+    std::string toolkit;        ///< "13.0"
+    std::string architectures;  ///< "90a"
+    std::string driver;         ///< "13.0": newest CUDA version the driver takes; empty without a driver
+    std::string problem;        ///< why there is no usable GPU, one clause; empty if there is one
+    std::vector<DeviceSpec> devices;
+};
+
+/// Never throws for a missing driver or GPU; leaves the current device as it was.
+GpuStatus query_gpus();
+
+/// Runs a trivial kernel on the GPU and looks at what it wrote. Throws Error (device, unsupported).
+void check_gpu(int index);
+
+}  // namespace sparsemla::detail

@@ -1,0 +1,17 @@
+// Answers for the CUDA part in a build without it.
+#include "gpu.h"
+
+namespace sparsemla::detail {
+
+GpuStatus query_gpus() {
+    GpuStatus status;
+    status.problem = "built without CUDA";
+    return status;
+}
+
+void check_gpu(int index) {
+    throw Error(ErrorKind::unsupported, "device",
+                "a build with the CUDA part for " + to_string({Device::Kind::cuda, index}), "built without CUDA");
+}
+
+}  // namespace sparsemla::detail

@@ -1,0 +1,164 @@
+// From a problem to the kernel that runs it: what each kernel takes, and which one is chosen.
+#include "sparsemla/decode.h"
+
+#include <algorithm>
+
+#include "check.h"
+#include "kernels.h"
+
+namespace sparsemla {
+
+namespace {
+
+using detail::Kernel;
+
+[[noreturn]] void refuse(std::string_view argument, const std::string& required, const std::string& received) {
+    throw Error(ErrorKind::invalid_argument, std::string(argument), required, received);
+}
+
+/// The largest rows, heads or width for which every product of extents stays far inside 64 bits.
+constexpr std::int64_t max_extent = (std::int64_t{1} << 31) - 1;
+
+void check_range(std::string_view argument, std::int64_t value, std::int64_t low, std::int64_t high) {
+    if (value < low || value > high)
+        refuse(argument, std::to_string(low) + " .. " + std::to_string(high), std::to_string(value));
+}
+
+void check_source(const SourceProblem& source, std::size_t i) {
+    const std::string argument = "sources[" + std::to_string(i) + "].";
+    if (static_cast<std::size_t>(source.record) >= record_layouts.size())
+        refuse(argument + "record", "a record of record_layouts", std::to_string(static_cast<int>(source.record)));
+    const RecordLayout& layout = layout_of(source.record);
+    if (source.form == RecordForm::planar ? !layout.has_planar : !layout.has_contiguous)
+        refuse(argument + "form",
+               source.form == RecordForm::planar ? "contiguous, the only form of " + to_string(source.record)
+                                                 : "planar, the only form of " + to_string(source.record),
+               source.form == RecordForm::planar ? "planar" : "contiguous");
+    if (source.split_rope && !layout.may_split)
+        refuse(argument + "split_rope", "false for record " + to_string(source.record), "true");
+    check_range(argument + "width", source.width, 0, max_extent);
+    check_range(argument + "count_offset", source.count_offset, 0, max_extent);
+}
+
+void check_problem(const Problem& problem) {
+    check_range("rows", problem.rows, 0, max_extent);
+    check_range("heads", problem.heads, 0, max_heads);
+    if (problem.query_dtype != DType::f8_e4m3 && problem.query_dtype != DType::bf16)
+        refuse("query_dtype", "f8_e4m3 or bf16", std::string(name(problem.query_dtype)));
+    if (problem.out_dtype != DType::bf16 && problem.out_dtype != DType::f32)
+        refuse("out_dtype", "bf16 or f32", std::string(name(problem.out_dtype)));
+    if (problem.sources.empty() || problem.sources.size() > 2)
+        refuse("sources", "one or two sources", std::to_string(problem.sources.size()));
+    for (std::size_t i = 0; i < problem.sources.size(); ++i) check_source(problem.sources[i], i);
+    for (const SourceProblem& source : problem.sources)
+        if (layout_of(source.record).d_qk() != d_qk(problem))
+            refuse("sources[1].record", "a record of d_qk " + std::to_string(d_qk(problem)) + " as that of sources[0]",
+                   to_string(source.record) + " of d_qk " + std::to_string(layout_of(source.record).d_qk()));
+}
+
+const Kernel* find_kernel(std::string_view kernel_name) {
+    for (const Kernel* kernel : detail::kernels())
+        if (kernel->name == kernel_name) return kernel;
+    throw Error(ErrorKind::invalid_argument, "kernel", "one of " + detail::join(kernel_names(), ", ", " or "),
+                kernel_name);
+}
+
+/// Why this kernel cannot run the problem, or nothing.
+std::optional<std::string> cannot_run(const Kernel& kernel, const Problem& problem, const DeviceSpec& device,
+                                      const PlanOptions& options) {
+    if (kernel.device != problem.device.kind)
+        return std::string("runs on device ") + (kernel.device == Device::Kind::cpu ? "cpu" : "cuda:N") + ", not on " +
+               to_string(problem.device);
+    return kernel.refuse(problem, device, options);
+}
+
+struct Choice {
+    const Kernel* kernel = nullptr;
+    std::string reason;
+    std::vector<Refusal> declined;
+};
+
+Choice choose(const Problem& problem, const DeviceSpec& device, const PlanOptions& options) {
+    const Kernel* forced = options.kernel.empty() ? nullptr : find_kernel(options.kernel);
+    Choice choice;
+    for (const Kernel* kernel : detail::kernels()) {
+        std::optional<std::string> reason = cannot_run(*kernel, problem, device, options);
+        if (!reason && forced != nullptr && kernel != forced)
+            reason = "takes the problem, but another kernel was named";
+        if (!reason && forced == nullptr && kernel->on_request_only)
+            reason = "takes the problem, but runs only when named (" + std::string(kernel->summary) + ")";
+        if (!reason && choice.kernel != nullptr)
+            reason = "takes the problem, but comes after " + std::string(choice.kernel->name);
+        if (reason) {
+            choice.declined.push_back({std::string(kernel->name), *reason});
+            continue;
+        }
+        choice.kernel = kernel;
+        choice.reason =
+            (forced != nullptr ? "named by the caller: " : "first in the order of preference that takes it: ") +
+            std::string(kernel->summary);
+    }
+    return choice;
+}
+
+/// "no kernel takes it: cpu: ...; reference: ..." or, for a forced kernel, its own reason.
+std::string refusal_text(const Choice& choice, const PlanOptions& options) {
+    std::vector<std::string> reasons;
+    for (const Refusal& refusal : choice.declined)
+        if (options.kernel.empty() || refusal.kernel == options.kernel)
+            reasons.push_back(refusal.kernel + ": " + refusal.reason);
+    return detail::join(reasons, "; ", "; ");
+}
+
+void check_device(const Problem& problem, const DeviceSpec& device) {
+    if (!(problem.device == device.device))
+        refuse("device", "the spec of the problem's device " + to_string(problem.device),
+               "that of " + to_string(device.device));
+    if (device.device.kind == Device::Kind::cpu) check_range("device.threads", device.threads, 1, 4096);
+}
+
+}  // namespace
+
+std::int64_t d_qk(const Problem& problem) {
+    return problem.sources.empty() ? 0 : layout_of(problem.sources.front().record).d_qk();
+}
+
+std::vector<std::string> kernel_names() {
+    std::vector<std::string> names;
+    for (const Kernel* kernel : detail::kernels()) names.emplace_back(kernel->name);
+    return names;
+}
+
+std::span<const Kernel* const> detail::kernels() {
+    static const Kernel* const all[] = {&cpu_kernel, &reference_kernel};
+    return all;
+}
+
+Plan make_plan(const Problem& problem, const DeviceSpec& device, const PlanOptions& options) {
+    check_problem(problem);
+    check_device(problem, device);
+    Choice choice = choose(problem, device, options);
+    if (choice.kernel == nullptr)
+        throw Error(ErrorKind::unsupported, "problem", "one that a kernel of this build takes",
+                    refusal_text(choice, options));
+    detail::KernelPlan kernel_plan = choice.kernel->plan(problem, device, options);
+    return {.problem = problem,
+            .device = device,
+            .schedule = std::move(kernel_plan.schedule),
+            .workspace_bytes = kernel_plan.workspace_bytes,
+            .state_bytes = kernel_plan.state_bytes,
+            .reason = std::move(choice.reason),
+            .declined = std::move(choice.declined),
+            .kernel = choice.kernel};
+}
+
+std::optional<std::string> refusal(const Problem& problem, const DeviceSpec& device, const PlanOptions& options) {
+    try {
+        make_plan(problem, device, options);
+    } catch (const Error& error) {
+        return error.what();
+    }
+    return std::nullopt;
+}
+
+}  // namespace sparsemla
