@@ -22,7 +22,11 @@ struct SourceRecipe {
 };
 
 /// How many columns of each row are active.
-enum class CountsRecipe { all, ragged, list };
+enum class CountsRecipe {
+    all,     ///< no counts tensor
+    ragged,  ///< awkward numbers: 0, 1, 63, 64, 65, all, random ones, and counts that are negative or above the width
+    list,
+};
 
 struct Recipe {
     std::int64_t rows = 1;
@@ -31,16 +35,21 @@ struct Recipe {
     std::vector<SourceRecipe> sources{SourceRecipe{}};
     CountsRecipe counts = CountsRecipe::all;
     std::vector<std::int32_t> counts_list;  ///< with CountsRecipe::list: per row, over all sources' columns in order
-    double absent = 0.02;                   ///< share of active columns that are -1
+    bool one_list = false;                  ///< two sources: one slots list cut by first_width, one count for both
+    double absent = 0.02;                   ///< share of active columns that are negative
     bool sinks = false;
-    bool power_of_two_scales = false;
+    bool power_of_two_scales = false;  ///< of fp8_ds_mla and its norope form
     LseBase lse_base = LseBase::natural;
     std::uint64_t seed = 1;
     bool expected = true;  ///< add expected.out (f32) and expected.lse
 };
 
-/// Deterministic in the recipe. Records that no column names are filled with NaN codes: reading one shows.
-/// Throws Error for a recipe that no library call could take.
+/// The case of a recipe: the same bytes on every machine, but for the last bit of the expected values. Records that no
+/// active column names, gaps and padding are filled with NaN codes, and columns past the count point at them: reading
+/// one shows. Throws Error for a recipe that no library call could take.
 Case generate(const Recipe& recipe);
+
+/// The command of the tool that writes the same case to `path`.
+std::string gen_command(const Recipe& recipe, const std::string& path);
 
 }  // namespace sparsemla::harness

@@ -1,7 +1,6 @@
 // The one list of problems that tests and benchmarks share.
 #pragma once
 
-#include <span>
 #include <string>
 #include <vector>
 
@@ -10,7 +9,7 @@
 namespace sparsemla::harness {
 
 struct NamedRecipe {
-    std::string name;   ///< "fp8_576/h16/r8/w2048": record / heads / rows / width
+    std::string name;   ///< "fp8_576/h16/r8/w2048": records / heads / rows / widths, then options; unique
     std::string suite;  ///< "speed" (what users run), "shapes" (a pairwise cover of records, heads, widths, options)
     Recipe recipe;
 };

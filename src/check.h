@@ -46,6 +46,9 @@ std::string describe(const ConstTensor& tensor);
 /// data pointer, no negative stride, last dimension dense, aligned, and all its bytes addressable in 64 bits.
 void check_tensor(const ConstTensor& tensor, const TensorRule& rule);
 
+/// Throws Error(unsupported) for a tensor on a GPU: `verb` has no kernel there in this build.
+void check_on_cpu(const ConstTensor& tensor, std::string_view argument, std::string_view verb);
+
 /// Throws Error(invalid_argument) "argument: need a positive finite number, got ...".
 void check_positive_finite(float value, std::string_view argument);
 void check_finite(float value, std::string_view argument);

@@ -57,6 +57,7 @@ void check_tensors(const ConvertArgs& args) {
     check_table(args.block_table, "block_table", Extent::any("requests"), Extent::any("max_pages"), device);
     const std::int64_t rows = args.token_ids.shape[0];
     const std::int64_t width = args.token_ids.shape[1];
+    if (width > int32_max) refuse("token_ids", "a width of at most 2^31-1, which counts can hold", width);
     check_list(args.request_of_row, "request_of_row", Extent::at_least(rows, "rows"), device);
     if (args.lengths.present())
         check_list(args.lengths, "lengths", Extent::at_least(args.block_table.shape[0], "requests"), device);

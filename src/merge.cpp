@@ -48,7 +48,8 @@ struct PartialNames {
 };
 
 void check_overlap(const MergeArgs& args, const std::vector<PartialNames>& names) {
-    const auto [rows, heads] = std::pair(args.rows, args.heads);
+    const std::int64_t rows = args.rows;
+    const std::int64_t heads = args.heads;
     std::vector<detail::Region> inputs{detail::region_of(args.sinks, "sinks", {heads})};
     for (std::size_t i = 0; i < names.size(); ++i) {
         inputs.push_back(detail::region_of(args.partials[i].out, names[i].out, {rows, heads}));
@@ -65,6 +66,7 @@ void merge(const MergeArgs& args, Stream) {
     detail::check_on_cpu(args.out, "out", "merge");
     check_count(args.rows, "rows");
     check_count(args.heads, "heads");
+    if (args.rows == 0 || args.heads == 0) return;
     check_out(args.out, "out", args);
     if (args.lse.present()) check_lse(args.lse, "lse", args);
     if (args.sinks.present())

@@ -69,12 +69,16 @@ Region region_of(const ConstTensor& tensor, std::string_view argument, std::init
                   .run_bytes = size_bytes(tensor.dtype),
                   .steps = {},
                   .argument = argument};
-    if (!tensor.present()) region.run_bytes = 0;
+    const auto* end = tensor.shape.begin() + tensor.rank;
+    if (!tensor.present() || std::find(tensor.shape.begin(), end, 0) != end) {
+        region.run_bytes = 0;  // the strides of a tensor without elements mean nothing
+        return region;
+    }
     const auto* cut = leading.begin();
     int step = 0;
     for (int i = 0; i < tensor.rank; ++i) {
         const std::int64_t count = cut != leading.end() ? std::min(*cut++, tensor.shape[i]) : tensor.shape[i];
-        const std::int64_t stride_bytes = tensor.strides[i] * size_bytes(tensor.dtype);
+        const std::int64_t stride_bytes = count > 1 ? tensor.strides[i] * size_bytes(tensor.dtype) : 0;
         if (count == 0) region.run_bytes = 0;
         if (i + 1 == tensor.rank && (stride_bytes == region.run_bytes || count <= 1))
             region.run_bytes *= count;

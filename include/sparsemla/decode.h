@@ -57,8 +57,8 @@ struct SourceProblem {
 struct Problem {
     std::int64_t rows = 0;   ///< capacity: the plan serves every number of rows up to it, with the same bits
     std::int64_t heads = 0;  ///< 1 .. 128; 0 is a no-op
-    DType query_dtype = DType::f8_e4m3;  ///< f8_e4m3 or bf16
-    std::vector<SourceProblem> sources;  ///< one or two, of equal d_qk
+    DType query_dtype = DType::f8_e4m3;    ///< f8_e4m3 or bf16
+    std::vector<SourceProblem> sources{};  ///< one or two, of equal d_qk
     bool sinks = false;
     bool lse = true;
     LseBase lse_base = LseBase::natural;
@@ -89,13 +89,13 @@ std::string to_string(const Schedule& schedule);
 
 /// Wishes of the caller; what is not given, the plan chooses.
 struct PlanOptions {
-    std::string kernel;  ///< forced by name; refused by name if it cannot
-    std::optional<PFormat> p_format;
-    std::optional<float> p_scale;
-    std::optional<Anchor> anchor;
-    std::optional<int> splits;
-    std::optional<ColumnRule> columns;
-    std::optional<int> chunk;
+    std::string kernel{};  ///< forced by name; refused by name if it cannot
+    std::optional<PFormat> p_format{};
+    std::optional<float> p_scale{};
+    std::optional<Anchor> anchor{};
+    std::optional<int> splits{};
+    std::optional<ColumnRule> columns{};
+    std::optional<int> chunk{};
     bool allow_unverified = false;  ///< offer kernels on architectures where nobody has run them
 };
 
@@ -149,23 +149,23 @@ struct Memory {
 };
 
 struct SourceArgs {
-    CacheView cache;
-    ConstTensor slots;   ///< i32 [>= rows, width], row stride free, columns dense, 4-byte aligned; negative = absent
-    ConstTensor counts;  ///< i32 [>= rows], optional (all columns), stride free; < 0 is 0, > width is width
-    Scale k_scale{};     ///< flat fp8 only; factor on this source's scores and values
+    CacheView cache{};
+    ConstTensor slots{};   ///< i32 [>= rows, width], row stride free, columns dense, 4-byte aligned; negative = absent
+    ConstTensor counts{};  ///< i32 [>= rows], optional (all columns), stride free; < 0 is 0, > width is width
+    Scale k_scale{};       ///< flat fp8 only; factor on this source's scores and values
 };
 
 /// One call. Inputs may hold more than `rows` rows; only [rows, heads] of the outputs is written.
 struct DecodeArgs {
     std::int64_t rows = 0;
-    ConstTensor query;  ///< [>= rows, >= heads, d_qk]; rows and heads strided, each head 16-byte aligned and dense
+    ConstTensor query{};  ///< [>= rows, >= heads, d_qk]; rows and heads strided, each head 16-byte aligned and dense
     std::array<SourceArgs, 2> sources{};
-    ConstTensor sinks;           ///< f32 [>= heads], iff problem.sinks
+    ConstTensor sinks{};         ///< f32 [>= heads], iff problem.sinks
     float softmax_scale = 1.0F;  ///< positive and finite
     Scale q_scale{};
     float out_scale = 1.0F;  ///< finite
-    Tensor out;              ///< bf16 or f32 [>= rows, >= heads, 512], last dimension dense
-    Tensor lse;              ///< f32 [>= rows, >= heads], any strides (a transposed view too), iff problem.lse
+    Tensor out{};            ///< bf16 or f32 [>= rows, >= heads, 512], last dimension dense
+    Tensor lse{};            ///< f32 [>= rows, >= heads], any strides (a transposed view too), iff problem.lse
     Memory workspace{};  ///< plan.workspace_bytes or more, 64-byte aligned, on the device; not in use by another call
     Memory state{};      ///< plan.state_bytes or more
     bool validate = false;  ///< refuse slots >= num_slots, slots in a gap and counts outside [0, width] instead of
@@ -185,20 +185,20 @@ void decode(const Plan& plan, const DecodeArgs& args, Stream stream = {});
 
 /// One of the N partial results of the same rows and heads.
 struct Partial {
-    ConstTensor out;     ///< f32 or bf16 [>= rows, >= heads, 512]
-    ConstTensor lse;     ///< f32 [>= rows, >= heads]
-    ConstTensor counts;  ///< i32 [>= rows], optional: a count <= 0 drops the row of this partial, whatever its lse
+    ConstTensor out{};     ///< f32 or bf16 [>= rows, >= heads, 512]
+    ConstTensor lse{};     ///< f32 [>= rows, >= heads]
+    ConstTensor counts{};  ///< i32 [>= rows], optional: a count <= 0 drops the row of this partial, whatever its lse
 };
 
 struct MergeArgs {
     std::int64_t rows = 0;
     std::int64_t heads = 0;
-    std::span<const Partial> partials;
+    std::span<const Partial> partials{};
     LseBase partial_base = LseBase::natural;  ///< of every partial's lse
     bool plus_inf_is_empty = false;  ///< a foreign partial's lse +inf means "no columns"; otherwise it gives NaN
-    ConstTensor sinks;               ///< f32 [>= heads], optional: applied here, once
-    Tensor out;                      ///< bf16 or f32 [>= rows, >= heads, 512]
-    Tensor lse;                      ///< f32 [>= rows, >= heads], optional; excludes the sink
+    ConstTensor sinks{};             ///< f32 [>= heads], optional: applied here, once
+    Tensor out{};                    ///< bf16 or f32 [>= rows, >= heads, 512]
+    Tensor lse{};                    ///< f32 [>= rows, >= heads], optional; excludes the sink
     LseBase lse_base = LseBase::natural;
 };
 

@@ -45,10 +45,10 @@ class PlanCache {
 };
 
 struct EngineConfig {
-    Problem problem;  ///< heads, sources, dtypes, sinks, lse; its rows and widths are replaced by the lists below
-    std::vector<std::int64_t> row_capacities;  ///< e.g. 1, 2, 4, 8, 16, 32
-    std::vector<std::int64_t> widths;          ///< of source 0; empty: problem.sources[0].width
-    Sharding sharding{};                       ///< which tokens this rank owns, for convert
+    Problem problem{};  ///< heads, sources, dtypes, sinks, lse; its rows and widths are replaced by the lists below
+    std::vector<std::int64_t> row_capacities{};  ///< e.g. 1, 2, 4, 8, 16, 32
+    std::vector<std::int64_t> widths{};          ///< of source 0; empty: problem.sources[0].width
+    Sharding sharding{};                         ///< which tokens this rank owns, for convert
     PlanOptions options{};
 };
 

@@ -40,15 +40,15 @@ constexpr std::int64_t local_length(std::int64_t length, const Sharding& shardin
 }
 
 struct ConvertArgs {
-    ConstTensor token_ids;       ///< i32 [rows, width], row stride free
-    ConstTensor block_table;     ///< i32 [requests, max_pages], row stride free: ids of this rank's pages in order
-    ConstTensor request_of_row;  ///< i32 [rows]
-    ConstTensor lengths;         ///< i32 [requests], optional: global token counts; ids at or past them are dropped
-    CacheView cache;             ///< only its geometry is used: pages, page_size, slots_per_page; data may be null
-    Sharding sharding{};         ///< page_size % interleave == 0
+    ConstTensor token_ids{};       ///< i32 [rows, width], row stride free
+    ConstTensor block_table{};     ///< i32 [requests, max_pages], row stride free: ids of this rank's pages in order
+    ConstTensor request_of_row{};  ///< i32 [>= rows]
+    ConstTensor lengths{};  ///< i32 [>= requests], optional: global token counts; ids at or past them are dropped
+    CacheView cache{};      ///< only its geometry is used: pages, page_size, slots_per_page; data may be null
+    Sharding sharding{};    ///< page_size % interleave == 0
 
-    Tensor slots;   ///< out: i32 [rows, width], row stride free; kept columns in input order, then -1
-    Tensor counts;  ///< out: i32 [rows]: how many columns were kept
+    Tensor slots{};   ///< out: i32 [>= rows, width], row stride free; kept columns in input order, then -1
+    Tensor counts{};  ///< out: i32 [>= rows]: how many columns were kept
 };
 
 /// Token ids of a request to slots of this rank: for id t of row r, q = request_of_row[r]

@@ -1,0 +1,48 @@
+# Decides whether the CUDA part is built. Sets SPARSEMLA_HAS_CUDA, and enables the language if so.
+set(SPARSEMLA_HAS_CUDA FALSE)
+if(NOT SPARSEMLA_CUDA MATCHES "^(AUTO|ON|OFF)$")
+    message(FATAL_ERROR "SPARSEMLA_CUDA: need AUTO, ON or OFF, got '${SPARSEMLA_CUDA}'")
+endif()
+
+if(NOT SPARSEMLA_CUDA STREQUAL "OFF" AND NOT CMAKE_CUDA_COMPILER)
+    find_program(SPARSEMLA_NVCC nvcc HINTS ENV CUDA_HOME ENV CUDA_PATH PATHS /usr/local/cuda PATH_SUFFIXES bin)
+    mark_as_advanced(SPARSEMLA_NVCC)
+    if(SPARSEMLA_NVCC)
+        set(CMAKE_CUDA_COMPILER ${SPARSEMLA_NVCC})
+    endif()
+endif()
+
+if(SPARSEMLA_CUDA STREQUAL "OFF")
+    message(STATUS "sparsemla: the CUDA part is not built (SPARSEMLA_CUDA=OFF)")
+elseif(NOT CMAKE_CUDA_COMPILER)
+    if(SPARSEMLA_CUDA STREQUAL "ON")
+        message(FATAL_ERROR "SPARSEMLA_CUDA=ON: need nvcc on the PATH or CMAKE_CUDA_COMPILER, found none")
+    endif()
+    message(STATUS "sparsemla: the CUDA part is not built (no nvcc found)")
+else()
+    # Targets name their architectures themselves: each kernel has its own list.
+    set(CMAKE_CUDA_ARCHITECTURES OFF)
+    enable_language(CUDA)
+    # CMake 3.25 does not know how to ask nvcc for C++20.
+    if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)
+        set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
+        set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
+    endif()
+    find_package(CUDAToolkit REQUIRED)
+    set(SPARSEMLA_HAS_CUDA TRUE)
+    message(STATUS "sparsemla: the CUDA part is built with CUDA ${CUDAToolkit_VERSION} for ${SPARSEMLA_CUDA_ARCHITECTURES}")
+endif()
+
+# The -gencode options of those architectures that this nvcc can build, machine code only (no PTX).
+function(sparsemla_gencode result)
+    set(options)
+    foreach(arch IN LISTS ARGN)
+        set(option -gencode=arch=compute_${arch},code=sm_${arch})
+        execute_process(COMMAND ${CMAKE_CUDA_COMPILER} ${option} --dryrun -x cu -c /dev/null -o /dev/null
+                        RESULT_VARIABLE failed OUTPUT_QUIET ERROR_QUIET)
+        if(NOT failed)
+            list(APPEND options ${option})
+        endif()
+    endforeach()
+    set(${result} ${options} PARENT_SCOPE)
+endfunction()

@@ -1,0 +1,81 @@
+// Parallel loops over oneTBB, with the happens-before edges that ThreadSanitizer cannot see in an uninstrumented
+// libtbb.
+#pragma once
+
+#include <tbb/blocked_range.h>
+#include <tbb/parallel_for.h>
+#include <tbb/task_arena.h>
+
+#include <cstdint>
+
+#if defined(__SANITIZE_THREAD__)
+#define SPARSEMLA_TSAN 1
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define SPARSEMLA_TSAN 1
+#endif
+#endif
+
+#ifdef SPARSEMLA_TSAN
+extern "C" {
+void __tsan_acquire(void* address);
+void __tsan_release(void* address);
+}
+#endif
+
+namespace sparsemla::detail {
+
+/// A moment of a loop that threads pass in order: everything before `leave` happens before everything after `enter`.
+class Gate {
+   public:
+    void leave() {
+#ifdef SPARSEMLA_TSAN
+        __tsan_release(&token_);
+#endif
+    }
+    void enter() {
+#ifdef SPARSEMLA_TSAN
+        __tsan_acquire(&token_);
+#endif
+    }
+
+   private:
+    [[maybe_unused]] char token_ = 0;
+};
+
+/// A fixed number of threads that run loops. Made per call: it owns no thread, oneTBB's pool does.
+class ThreadTeam {
+   public:
+    explicit ThreadTeam(int threads) : threads_(threads), arena_(threads) {}
+
+    int threads() const { return threads_; }
+
+    /// body(index, thread) for every index of [0, count), thread in [0, threads()); no two calls that run at the same
+    /// time share a thread number. Returns when all are done. Which thread runs an index is not determined.
+    template <class Body>
+    void for_each(std::int64_t count, const Body& body) {
+        if (threads_ == 1 || count <= 1) {
+            for (std::int64_t i = 0; i < count; ++i) body(i, 0);
+            return;
+        }
+        Gate start;
+        Gate finish;
+        start.leave();
+        arena_.execute([&] {
+            const auto run = [&](const tbb::blocked_range<std::int64_t>& range) {
+                start.enter();
+                const int thread = tbb::this_task_arena::current_thread_index();
+                for (std::int64_t i = range.begin(); i != range.end(); ++i) body(i, thread);
+                finish.leave();
+            };
+            tbb::parallel_for(tbb::blocked_range<std::int64_t>(0, count, 1), run, tbb::simple_partitioner());
+        });
+        finish.enter();
+    }
+
+   private:
+    int threads_;
+    tbb::task_arena arena_;
+};
+
+}  // namespace sparsemla::detail

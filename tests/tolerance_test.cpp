@@ -1,0 +1,408 @@
+// The tolerance lets honest rounding pass and no fault that it is meant to find.
+#include "harness/tolerance.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <limits>
+
+#include "harness/generate.h"
+#include "harness/random.h"
+#include "sparsemla/formats.h"
+
+namespace sparsemla::harness {
+namespace {
+
+constexpr float infinity = std::numeric_limits<float>::infinity();
+
+/// A result of a made-up kernel: float64 values, to be stored as bf16 or f32.
+struct Result {
+    std::int64_t rows, heads;
+    std::vector<double> out;
+    std::vector<double> lse;  ///< natural
+
+    explicit Result(const Oracle& oracle) : rows(oracle.rows), heads(oracle.heads), out(oracle.out), lse(oracle.lse) {}
+
+    double& at(std::int64_t row, std::int64_t head, std::int64_t dim) {
+        return out[static_cast<std::size_t>((row * heads + head) * value_dims + dim)];
+    }
+};
+
+Verdict judge(const Oracle& oracle, const Result& result, const Accuracy& accuracy, DType dtype = DType::bf16,
+              LseBase base = LseBase::natural) {
+    std::vector<std::uint16_t> bf16;
+    for (const double value : result.out) bf16.push_back(double_to_bf16(value));
+    const std::vector<float> f32(result.out.begin(), result.out.end());
+    std::vector<float> lse;
+    for (const double value : result.lse)
+        lse.push_back(static_cast<float>(base == LseBase::two ? value * 1.4426950408889634 : value));
+    const std::int64_t rows = result.rows, heads = result.heads;
+    const ConstTensor out = dtype == DType::bf16 ? dense(std::as_const(bf16).data(), dtype, {rows, heads, value_dims})
+                                                 : dense(f32.data(), dtype, {rows, heads, value_dims});
+    return compare(oracle, out, dense(std::as_const(lse).data(), DType::f32, {rows, heads}), base, accuracy, true);
+}
+
+Accuracy accuracy_with(PFormat format, float p_scale) {
+    return accuracy_of({.kernel = "test", .p_format = format, .p_scale = p_scale});
+}
+
+Accuracy accuracy_for(PFormat format) { return accuracy_with(format, format == PFormat::e4m3 ? 448.0F : 1.0F); }
+
+const PFormat all_formats[] = {PFormat::e4m3, PFormat::f16, PFormat::bf16, PFormat::f64};
+
+Recipe plain_recipe() {
+    Recipe recipe;
+    recipe.rows = 2;
+    recipe.heads = 6;
+    recipe.sources = {{.record = Record::fp8_ds_mla, .width = 300}};
+    recipe.query_dtype = DType::bf16;
+    recipe.absent = 0;
+    recipe.expected = false;
+    recipe.seed = 21;
+    return recipe;
+}
+
+/// A generated case that a test may damage.
+struct Subject {
+    Case file;
+    Oracle oracle;
+
+    explicit Subject(const Recipe& recipe) : file(generate(recipe)), oracle(compute_oracle(case_step(file))) {}
+
+    CaseStep step() const { return case_step(file); }
+    template <class T>
+    T* data(const std::string& tensor) {
+        return reinterpret_cast<T*>(file.tensors.at(tensor).bytes.get());
+    }
+    /// What a kernel that computes another step exactly would be told.
+    Verdict judge_as(const CaseStep& faulty, PFormat format) const {
+        return judge(oracle, Result(compute_oracle(faulty)), accuracy_for(format));
+    }
+};
+
+void expect_fail_in_all_formats(const Subject& subject, const CaseStep& faulty, const char* fault) {
+    for (const PFormat format : all_formats) {
+        const Verdict verdict = subject.judge_as(faulty, format);
+        EXPECT_FALSE(verdict.pass) << fault << " passes with p_" << name(format);
+        EXPECT_FALSE(verdict.problem.empty());
+    }
+}
+
+TEST(Tolerance, HonestRoundingPasses) {
+    for (const std::int64_t width : {1, 2, 63, 300}) {
+        Recipe recipe = plain_recipe();
+        recipe.sources[0].width = width;
+        const Subject subject(recipe);
+        for (const PFormat format : all_formats)
+            for (const DType dtype : {DType::bf16, DType::f32})
+                for (const LseBase base : {LseBase::natural, LseBase::two}) {
+                    const Verdict verdict =
+                        judge(subject.oracle, Result(subject.oracle), accuracy_for(format), dtype, base);
+                    EXPECT_TRUE(verdict.pass) << "width " << width << ": " << verdict.problem;
+                    EXPECT_GT(verdict.worst_ratio, 0.0);
+                    EXPECT_LE(verdict.worst_ratio, 1.0);
+                }
+    }
+}
+
+/// Rounds P as a kernel does, relative to the row's maximum, and sums in float64.
+Result with_rounded_weights(const CaseStep& step, const Oracle& oracle, PFormat format) {
+    Result result(oracle);
+    const CaseSource& source = step.sources[0];
+    const std::int64_t width = source.slots.shape[1], d_qk = step.query.shape[2];
+    std::vector<double> keys(static_cast<std::size_t>(width * d_qk));
+    const auto* slots = static_cast<const std::int32_t*>(source.slots.data);
+    const auto* query = static_cast<const std::uint16_t*>(step.query.data);
+    for (std::int64_t row = 0; row < step.rows; ++row) {
+        unpack(source.cache, dense(slots + row * width, DType::i32, {width}),
+               dense(keys.data(), DType::f64, {width, d_qk}));
+        for (std::int64_t head = 0; head < step.heads; ++head) {
+            const auto cell = static_cast<std::size_t>(row * step.heads + head);
+            std::vector<double> scores(static_cast<std::size_t>(width), 0.0);
+            for (std::size_t c = 0; c < scores.size(); ++c)
+                for (std::int64_t d = 0; d < d_qk; ++d)
+                    scores[c] += double{step.softmax_scale} *
+                                 bf16_to_float(query[static_cast<std::int64_t>(cell) * d_qk + d]) *
+                                 keys[c * static_cast<std::size_t>(d_qk) + static_cast<std::size_t>(d)];
+            const double max = *std::max_element(scores.begin(), scores.end());
+            for (std::size_t d = 0; d < value_dims; ++d) result.out[cell * value_dims + d] = 0;
+            for (std::size_t c = 0; c < scores.size(); ++c) {
+                const auto p = static_cast<float>(std::exp(scores[c] - max));
+                const double rounded = format == PFormat::e4m3  ? e4m3_to_float(float_to_e4m3(448 * p)) / 448.0
+                                       : format == PFormat::f16 ? round_to_f16(p)
+                                                                : bf16_to_float(float_to_bf16(p));
+                for (std::size_t d = 0; d < value_dims; ++d)
+                    result.out[cell * value_dims + d] +=
+                        rounded * oracle.anchor_weight[cell] * keys[c * static_cast<std::size_t>(d_qk) + d];
+            }
+        }
+    }
+    return result;
+}
+
+TEST(Tolerance, RoundedWeightsPassTheirOwnFormatAndNotAFinerOne) {
+    Recipe recipe = plain_recipe();
+    recipe.heads = 32;
+    const Subject subject(recipe);
+    const PFormat coarse_to_fine[] = {PFormat::e4m3, PFormat::bf16, PFormat::f16, PFormat::f64};
+    for (int i = 0; i < 3; ++i) {
+        const Result result = with_rounded_weights(subject.step(), subject.oracle, coarse_to_fine[i]);
+        const Verdict own = judge(subject.oracle, result, accuracy_for(coarse_to_fine[i]), DType::f32);
+        EXPECT_TRUE(own.pass) << own.problem;
+        EXPECT_GT(own.worst_rms_ratio, 0.1) << "the RMS bound of p_" << name(coarse_to_fine[i]) << " is idle";
+        EXPECT_FALSE(judge(subject.oracle, result, accuracy_for(coarse_to_fine[i + 1]), DType::f32).pass)
+            << "p_" << name(coarse_to_fine[i]) << " passes as p_" << name(coarse_to_fine[i + 1]);
+    }
+}
+
+/// The column of row 0 with the largest weight in head 0: the result without it differs most.
+std::size_t heaviest_column(const Subject& subject, Case& file) {
+    auto* slots = reinterpret_cast<std::int32_t*>(file.tensors.at("slots").bytes.get());
+    std::size_t heaviest = 0;
+    double largest = -1;
+    for (std::size_t c = 0; c < static_cast<std::size_t>(subject.oracle.width); ++c) {
+        const std::int32_t slot = std::exchange(slots[c], -1);
+        CaseStep step = case_step(file);
+        step.heads = 1;
+        step.rows = 1;
+        step.query.shape[1] = 1;
+        const double change = std::fabs(compute_oracle(step).lse[0] - subject.oracle.lse[0]);
+        slots[c] = slot;
+        if (change > largest) {
+            largest = change;
+            heaviest = c;
+        }
+    }
+    return heaviest;
+}
+
+TEST(ToleranceFault, OneKeyDropped) {
+    Recipe recipe = plain_recipe();
+    recipe.sources[0].width = 65;
+    Subject subject(recipe);
+    const std::size_t column = heaviest_column(subject, subject.file);
+    subject.data<std::int32_t>("slots")[column] = -1;
+    expect_fail_in_all_formats(subject, subject.step(), "a dropped key");
+}
+
+TEST(ToleranceFault, TwoHeadsSwapped) {
+    const Subject subject(plain_recipe());
+    for (const PFormat format : all_formats) {
+        Result result(subject.oracle);
+        for (std::int64_t d = 0; d < value_dims; ++d) std::swap(result.at(1, 2, d), result.at(1, 3, d));
+        const Verdict verdict = judge(subject.oracle, result, accuracy_for(format));
+        EXPECT_FALSE(verdict.pass);
+        EXPECT_EQ(verdict.row, 1);
+        EXPECT_TRUE(verdict.head == 2 || verdict.head == 3) << verdict.head;
+    }
+}
+
+TEST(ToleranceFault, LseInTheOtherBase) {
+    const Subject subject(plain_recipe());
+    Result result(subject.oracle);
+    for (double& lse : result.lse) lse *= 1.4426950408889634;
+    for (const PFormat format : all_formats) {
+        const Verdict verdict = judge(subject.oracle, result, accuracy_for(format));
+        EXPECT_FALSE(verdict.pass);
+        EXPECT_NE(verdict.problem.find("lse"), std::string::npos) << verdict.problem;
+    }
+}
+
+TEST(ToleranceFault, LseWithTheSink) {
+    Recipe recipe = plain_recipe();
+    recipe.sinks = true;
+    const Subject subject(recipe);
+    const float* sinks = static_cast<const float*>(subject.step().sinks.data);
+    Result result(subject.oracle);
+    for (std::size_t cell = 0; cell < result.lse.size(); ++cell)
+        result.lse[cell] = std::log(std::exp(result.lse[cell]) +
+                                    std::exp(double{sinks[cell % static_cast<std::size_t>(recipe.heads)]}));
+    for (const PFormat format : all_formats) EXPECT_FALSE(judge(subject.oracle, result, accuracy_for(format)).pass);
+}
+
+TEST(ToleranceFault, ExponentWithoutLog2E) {
+    const Subject subject(plain_recipe());
+    CaseStep faulty = subject.step();
+    faulty.softmax_scale *= 0.6931472F;
+    expect_fail_in_all_formats(subject, faulty, "2^s in place of e^s");
+}
+
+TEST(ToleranceFault, SinkTwiceOrNever) {
+    Recipe recipe = plain_recipe();
+    recipe.sinks = true;
+    const Subject subject(recipe);
+    CaseStep faulty = subject.step();
+    std::vector<float> doubled(static_cast<const float*>(faulty.sinks.data),
+                               static_cast<const float*>(faulty.sinks.data) + recipe.heads);
+    for (float& sink : doubled) sink += 0.6931472F;
+    faulty.sinks = dense(std::as_const(doubled).data(), DType::f32, {recipe.heads});
+    expect_fail_in_all_formats(subject, faulty, "a sink applied twice");
+    faulty.sinks = {};
+    expect_fail_in_all_formats(subject, faulty, "a sink left out");
+}
+
+TEST(ToleranceFault, ShiftedByOneSlot) {
+    Subject subject(plain_recipe());
+    const std::int64_t num_slots = subject.step().sources[0].cache.num_slots();
+    auto* slots = subject.data<std::int32_t>("slots");
+    // To the next slot that holds a record: one that nobody names would give NaN, which is easier to see.
+    const std::vector<std::int32_t> named(slots, slots + 2 * subject.oracle.width);
+    for (std::size_t i = 0; i < named.size(); ++i) do
+            slots[i] = static_cast<std::int32_t>((slots[i] + 1) % num_slots);
+        while (std::find(named.begin(), named.end(), slots[i]) == named.end());
+    expect_fail_in_all_formats(subject, subject.step(), "the neighbouring slot");
+}
+
+TEST(ToleranceFault, ScaleOfTheNeighbouringGroup) {
+    for (const Record record : {Record::fp8_ds_mla, Record::nvfp4_ds_mla}) {
+        Recipe recipe = plain_recipe();
+        recipe.sources[0].record = record;
+        Subject subject(recipe);
+        const RecordLayout& layout = layout_of(record);
+        auto* bytes = subject.data<std::uint8_t>("cache");
+        const std::int64_t num_slots = subject.step().sources[0].cache.num_slots();
+        for (std::int64_t slot = 0; slot < num_slots; ++slot) {
+            std::uint8_t* scales = bytes + slot * layout.record_bytes + layout.scale_offset_bytes;
+            std::rotate(scales, scales + layout.scale_size(), scales + layout.groups() * layout.scale_size());
+        }
+        expect_fail_in_all_formats(subject, subject.step(), "the neighbouring group's scale");
+    }
+}
+
+TEST(ToleranceFault, ScaleLeftOutOfTheValues) {
+    Recipe recipe = plain_recipe();
+    recipe.sources[0].record = Record::fp8_576;
+    const Subject subject(recipe);
+    const float k_scale = subject.step().sources[0].k_scale;
+    ASSERT_GT(std::fabs(k_scale - 1), 0.1F);
+    Result result(subject.oracle);
+    for (double& value : result.out) value /= double{k_scale};
+    for (const PFormat format : all_formats) EXPECT_FALSE(judge(subject.oracle, result, accuracy_for(format)).pass);
+}
+
+TEST(ToleranceFault, EverythingOnePercentLarger) {
+    const Subject subject(plain_recipe());
+    Result result(subject.oracle);
+    for (double& value : result.out) value *= 1.01;
+    for (const PFormat format : {PFormat::f16, PFormat::f64})
+        EXPECT_FALSE(judge(subject.oracle, result, accuracy_for(format)).pass);
+}
+
+class ToleranceExact : public testing::Test {
+   protected:
+    static Recipe recipe() {
+        Recipe recipe = plain_recipe();
+        recipe.rows = 3;
+        recipe.counts = CountsRecipe::list;
+        recipe.counts_list = {0, 300, 5};
+        return recipe;
+    }
+    Subject subject{recipe()};
+
+    Verdict judge_with(const std::function<void(Result&)>& fault, DType dtype = DType::bf16) const {
+        Result result(subject.oracle);
+        fault(result);
+        return judge(subject.oracle, result, accuracy_for(PFormat::e4m3), dtype);
+    }
+};
+
+TEST_F(ToleranceExact, EmptyRowsAreBits) {
+    EXPECT_TRUE(judge_with([](Result&) {}).pass);
+    for (const DType dtype : {DType::bf16, DType::f32})
+        for (const double wrong : {-0.0, 1e-30, double{infinity}, std::nan("")}) {
+            const Verdict verdict = judge_with([&](Result& result) { result.at(0, 4, 511) = wrong; }, dtype);
+            EXPECT_FALSE(verdict.pass) << wrong;
+            EXPECT_NE(verdict.problem.find("row 0, head 4, dim 511"), std::string::npos) << verdict.problem;
+        }
+    for (const double wrong : {0.0, -1e30, double{infinity}, std::nan("")})
+        EXPECT_FALSE(judge_with([&](Result& result) { result.lse[4] = wrong; }).pass) << wrong;
+}
+
+TEST_F(ToleranceExact, NonFiniteResultsNeverPassForFiniteOnes) {
+    for (const double wrong : {double{infinity}, -double{infinity}, std::nan("")}) {
+        EXPECT_FALSE(judge_with([&](Result& result) { result.at(1, 0, 0) = wrong; }).pass) << wrong;
+        EXPECT_FALSE(judge_with([&](Result& result) { result.at(2, 5, 511) = wrong; }).pass) << wrong;
+        EXPECT_FALSE(judge_with([&](Result& result) { result.lse[7] = wrong; }).pass) << wrong;
+    }
+}
+
+TEST_F(ToleranceExact, ExpectedNaNMustBeNaN) {
+    Oracle oracle = subject.oracle;
+    oracle.out[6 * value_dims + 3] = std::nan("");
+    oracle.lse[6] = std::nan("");
+    Result result(oracle);
+    EXPECT_TRUE(judge(oracle, result, accuracy_for(PFormat::f16)).pass);
+    result.at(1, 0, 3) = 0;
+    EXPECT_FALSE(judge(oracle, result, accuracy_for(PFormat::f16)).pass);
+    result.at(1, 0, 3) = std::nan("");
+    result.lse[6] = 5;
+    EXPECT_FALSE(judge(oracle, result, accuracy_for(PFormat::f16)).pass);
+}
+
+TEST_F(ToleranceExact, ProblemNamesPlaceValuesAndBound) {
+    const Verdict verdict = judge_with([](Result& result) { result.at(2, 3, 77) += 1000; });
+    EXPECT_EQ(verdict.row, 2);
+    EXPECT_EQ(verdict.head, 3);
+    EXPECT_EQ(verdict.dim, 77);
+    EXPECT_NEAR(verdict.got - verdict.expected, 1000, 8);
+    EXPECT_GT(verdict.worst_ratio, 1);
+    for (const char* part : {"row 2, head 3, dim 77", "got ", "expected ", "bound ", "u_p 0.0625", "A ", "V "})
+        EXPECT_NE(verdict.problem.find(part), std::string::npos) << part << " is missing in: " << verdict.problem;
+}
+
+TEST(Tolerance, StridedOutputsAreRead) {
+    const Subject subject(plain_recipe());
+    const std::int64_t rows = subject.oracle.rows, heads = subject.oracle.heads;
+    const std::int64_t head_stride = value_dims + 8, row_stride = (heads + 1) * head_stride;
+    std::vector<float> out(static_cast<std::size_t>(rows * row_stride), std::nanf(""));
+    std::vector<float> lse(static_cast<std::size_t>(rows * heads), std::nanf(""));  // transposed: [heads, rows]
+    for (std::int64_t row = 0; row < rows; ++row)
+        for (std::int64_t head = 0; head < heads; ++head) {
+            const auto cell = static_cast<std::size_t>(row * heads + head);
+            for (std::int64_t d = 0; d < value_dims; ++d)
+                out[static_cast<std::size_t>(row * row_stride + head * head_stride + d)] =
+                    static_cast<float>(subject.oracle.out[cell * value_dims + static_cast<std::size_t>(d)]);
+            lse[static_cast<std::size_t>(head * rows + row)] = static_cast<float>(subject.oracle.lse[cell]);
+        }
+    ConstTensor out_view = dense(std::as_const(out).data(), DType::f32, {rows, heads, value_dims});
+    out_view.strides = {row_stride, head_stride, 1, 0};
+    ConstTensor lse_view = dense(std::as_const(lse).data(), DType::f32, {rows, heads});
+    lse_view.strides = {1, rows, 0, 0};
+    const Accuracy exact = accuracy_for(PFormat::f64);
+    const Verdict verdict = compare(subject.oracle, out_view, lse_view, LseBase::natural, exact, true);
+    EXPECT_TRUE(verdict.pass) << verdict.problem;
+    EXPECT_TRUE(compare(subject.oracle, {}, lse_view, LseBase::natural, exact, true).pass);
+    EXPECT_TRUE(compare(subject.oracle, out_view, {}, LseBase::natural, exact, true).pass);
+}
+
+TEST(Tolerance, AccuracyFollowsTheSchedule) {
+    EXPECT_EQ(accuracy_with(PFormat::e4m3, 448).u_p, 0x1p-4);
+    EXPECT_EQ(accuracy_with(PFormat::e4m3, 448).u_sub, 0x1p-10 / 448);
+    EXPECT_EQ(accuracy_with(PFormat::e4m3, 256).u_sub, 0x1p-18);
+    EXPECT_EQ(accuracy_with(PFormat::f16, 32768).u_sub, 0x1p-40);
+    EXPECT_EQ(accuracy_with(PFormat::bf16, 1).u_p, 0x1p-8);
+    EXPECT_EQ(accuracy_with(PFormat::f64, 1).u_p, 0);
+}
+
+/// The half step of each format really is u_p: the worst relative rounding over a binade comes close and never passes.
+TEST(Tolerance, UnitsAreThoseOfTheFormats) {
+    const std::pair<PFormat, std::function<double(float)>> formats[] = {
+        {PFormat::e4m3, [](float x) { return e4m3_to_float(float_to_e4m3(x)); }},
+        {PFormat::f16, [](float x) { return round_to_f16(x); }},
+        {PFormat::bf16, [](float x) { return bf16_to_float(float_to_bf16(x)); }}};
+    for (const auto& [format, round] : formats) {
+        double worst = 0;
+        for (int i = 0; i < 1 << 16; ++i) {
+            const float x = 1 + static_cast<float>(i) * 0x1p-16F;
+            worst = std::max(worst, std::fabs(round(x) - x) / x);
+        }
+        EXPECT_LE(worst, accuracy_for(format).u_p) << name(format);
+        EXPECT_GT(worst, 0.9 * accuracy_for(format).u_p) << name(format);
+    }
+}
+
+}  // namespace
+}  // namespace sparsemla::harness

@@ -1,0 +1,63 @@
+// Options that several subcommands share, and validators whose messages say what came and what is allowed.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "sparsemla/decode.h"
+
+namespace sparsemla::tool {
+
+/// Exit statuses of every subcommand.
+enum class Status : int { ok = 0, check_failed = 1, bad_input = 2 };
+
+/// A subcommand's options, and what runs once they are parsed.
+struct Subcommand {
+    CLI::App* app = nullptr;
+    std::function<Status()> run;
+};
+
+/// A quoted and printable form of what the user wrote, for messages.
+std::string in_quotes(const std::string& text);
+
+/// Gives the option a decimal integer of [low, high], and help text that says so.
+CLI::Option* integer_option(CLI::App& app, const std::string& name, std::int64_t& target, std::int64_t low,
+                            std::int64_t high, const std::string& help);
+/// The same for a finite number.
+CLI::Option* number_option(CLI::App& app, const std::string& name, double& target, double low, double high,
+                           const std::string& help);
+/// The same for one of a few words.
+CLI::Option* word_option(CLI::App& app, const std::string& name, std::string& target,
+                         const std::vector<std::string>& words, const std::string& help);
+
+/// "1,5,8-11" as [1, 5, 8, 9, 10, 11]: at most `limit` integers of [0, 2^31 - 1]. Throws Error naming `argument`.
+std::vector<std::int64_t> parse_list(const std::string& text, const std::string& argument, std::size_t limit);
+
+/// Where and how to run.
+struct RunFlags {
+    std::string device = "auto";
+    std::string kernel;
+    std::string p_format;
+    std::int64_t threads = 0;  ///< 0: all
+    std::int64_t splits = 0;   ///< this and the rest, when 0 or "": the plan chooses
+    std::int64_t chunk = 0;
+    std::string anchor;
+    std::string columns;
+    bool allow_unverified = false;
+};
+
+/// `all_kernels`: --kernel and --p-format also take "all".
+void add_run_flags(CLI::App& app, RunFlags& flags, bool all_kernels);
+
+/// The devices that --device names: one, or for "auto" the usable GPUs and then the CPU. Throws Error (unsupported).
+std::vector<DeviceSpec> devices_of(const RunFlags& flags);
+/// All flags but --device. "all" counts as no wish.
+PlanOptions plan_options(const RunFlags& flags);
+
+/// The plan on the first of the devices that has a kernel for the problem. Throws the last device's refusal.
+Plan plan_on_first(Problem problem, const std::vector<DeviceSpec>& devices, const PlanOptions& options);
+
+}  // namespace sparsemla::tool

@@ -1,0 +1,50 @@
+// From a case file to results: load, convert, plan, buffers, decode.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "sparsemla/case_file.h"
+#include "sparsemla/decode.h"
+
+namespace sparsemla::tool {
+
+/// A case with its slots, converted from token ids where it has those, and the step it poses.
+struct LoadedStep {
+    Case file;
+    CaseStep step;
+};
+LoadedStep load_step(const std::string& path);
+LoadedStep step_of(Case file);
+
+/// Active columns of each row, over all sources: those before the count whose slot the cache holds.
+std::vector<std::int64_t> active_columns(const CaseStep& step);
+/// Bytes of the records that a call must read at least once: active columns times their record's bytes.
+std::int64_t record_bytes_read(const CaseStep& step);
+
+/// "8 rows x 16 heads, fp8 (576 bytes) x 2,048 columns + fp8 (512 bytes) x 128 columns, sinks"
+std::string describe(const Problem& problem);
+
+/// The buffers of one step under one plan. Outputs start as NaN, so that what a kernel leaves unwritten shows.
+class Runner {
+   public:
+    /// The step must outlive the runner. Throws Error (unsupported) for a plan that is not for the CPU.
+    Runner(const CaseStep& step, Plan plan);
+
+    /// One decode. Returns the seconds it took.
+    double run();
+
+    const Plan& plan() const { return plan_; }
+    const OwnedTensor& out() const { return out_; }
+    const OwnedTensor& lse() const { return lse_; }
+
+   private:
+    Plan plan_;
+    OwnedTensor out_;
+    OwnedTensor lse_;
+    OwnedTensor workspace_;
+    OwnedTensor state_;
+    DecodeArgs args_;
+};
+
+}  // namespace sparsemla::tool
