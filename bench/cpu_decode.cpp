@@ -1,16 +1,15 @@
 // Decodes a case on request, for a script that times it against something else:
 //     bench_cpu_decode CASE OUT [KERNEL [THREADS]]
 // prints the plan, then one line "wall_us cpu_us" for each line read; at the end of input writes `out` (bf16) and `lse`
-// (f32, natural) one after the other to OUT and prints by how many bytes decoding raised the peak resident set.
+// (f32, natural) one after the other to OUT and prints by how many bytes outputs, workspace and decoding raised the
+// resident set at its peak.
 #include <sys/resource.h>
 
 #include <chrono>
 #include <cstdlib>
-#include <cstring>
 #include <fstream>
 #include <iostream>
 #include <string>
-#include <vector>
 
 #include "sparsemla/case_file.h"
 #include "sparsemla/device.h"
@@ -29,11 +28,17 @@ double cpu_us() {
     return microseconds(usage.ru_utime) + microseconds(usage.ru_stime);
 }
 
-long peak_resident_bytes() {
-    rusage usage{};
-    getrusage(RUSAGE_SELF, &usage);
-    return usage.ru_maxrss * 1024;
+/// A line of /proc/self/status, in bytes: "VmRSS:" now, "VmHWM:" the peak.
+long resident_bytes(const std::string& line) {
+    std::ifstream status("/proc/self/status");
+    for (std::string word; status >> word;) {
+        long kilobytes = 0;
+        if (word == line && status >> kilobytes) return kilobytes * 1024;
+    }
+    return 0;
 }
+
+void forget_peak() { std::ofstream("/proc/self/clear_refs") << 5; }
 
 void write(std::ofstream& file, const OwnedTensor& tensor) {
     file.write(reinterpret_cast<const char*>(tensor.bytes.get()), static_cast<std::streamsize>(tensor.size_bytes));
@@ -47,7 +52,8 @@ int serve(const std::string& case_path, const std::string& out_path, const PlanO
     const Plan plan = make_plan(step.problem(), device, options);
     std::cout << device.name << " x " << device.threads << ": " << to_string(plan.schedule) << std::endl;
 
-    const long before = peak_resident_bytes();
+    forget_peak();
+    const long before = resident_bytes("VmRSS:");
     const OwnedTensor out = make_owned(DType::bf16, {step.rows, step.heads, value_dims});
     const OwnedTensor lse = make_owned(DType::f32, {step.rows, step.heads});
     const OwnedTensor workspace = make_owned(DType::u8, {static_cast<std::int64_t>(plan.workspace_bytes)});
@@ -66,7 +72,7 @@ int serve(const std::string& case_path, const std::string& out_path, const PlanO
     std::ofstream result(out_path, std::ios::binary);
     write(result, out);
     write(result, lse);
-    std::cout << peak_resident_bytes() - before << std::endl;
+    std::cout << resident_bytes("VmHWM:") - before << std::endl;
     return result.flush() ? 0 : 1;
 }
 

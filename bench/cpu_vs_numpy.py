@@ -7,7 +7,7 @@
 
 NumPy's share: gather the records, dequantise by table, matmul, softmax, matmul, and the rounding to bf16. The two
 alternate in rounds; the script prints medians, their ratio and how far the results are apart, and exits with 1 where
-they disagree or where the library's memory exceeds inputs + outputs + 64 MiB.
+they disagree or where the library's memory exceeds inputs + outputs + 64 MiB (Linux only).
 """
 
 import argparse
@@ -158,7 +158,7 @@ def compare(args, heads, table, folder):
     as_float = lambda bits: (bits.astype(np.uint32) << 16).view(np.float32)
     error = np.abs(as_float(out) - as_float(expected)).max() / np.abs(as_float(expected)).max()
     lse_error = np.abs(lse - expected_lse).max()
-    allowed = sum(array.nbytes for array in step.values()) + out.nbytes + lse.nbytes + (64 << 20)
+    allowed = out.nbytes + lse.nbytes + (64 << 20)  # the inputs were resident before
     agree = error < 2.0**-8 and lse_error < 1e-4
     print(f"            results  differ by {error:.1e} of the largest output (bf16: 3.9e-03), lse by {lse_error:.1e}:"
           f" {'agree' if agree else 'DISAGREE'}")

@@ -94,14 +94,19 @@ std::int32_t negative_slot(Random& random) {
                               : static_cast<std::int32_t>(-1 - random.below(1 << 30));
 }
 
+/// How many leading columns of a row are absent: a run in every third row that is long enough for one.
+std::int64_t leading_run(const Recipe& recipe, std::int64_t row, std::int64_t active, Random& random) {
+    const bool chosen = (static_cast<std::uint64_t>(row) + recipe.seed) % 3 == 0;
+    if (recipe.absent == 0 || !chosen || active < 2 * shortest_leading_run) return 0;
+    return shortest_leading_run + random.below(std::clamp<std::int64_t>(active / 4, 1, 112));
+}
+
 void fill_active(const Recipe& recipe, std::size_t source, std::int64_t row, Deck& deck, SourceColumns& columns) {
     const auto index = static_cast<std::int64_t>(source);
     Random random(recipe.seed, {columns_stream, index, row});
     const std::int64_t active = columns.active[static_cast<std::size_t>(row)];
     std::int32_t* slots = columns.slots.data() + row * columns.width;
-    const bool leading = recipe.absent > 0 && (static_cast<std::uint64_t>(row) + recipe.seed) % 3 == 1;
-    const std::int64_t first =
-        leading && active > shortest_leading_run ? std::min(shortest_leading_run + random.below(112), active - 1) : 0;
+    const std::int64_t first = leading_run(recipe, row, active, random);
     std::vector<std::int32_t> present;
     deck.restart();
     for (std::int64_t column = 0; column < active; ++column) {

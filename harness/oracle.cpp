@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "sparsemla/formats.h"
 
@@ -15,10 +16,12 @@ namespace {
 
 constexpr int lanes = 8;  // independent sums, so that the compiler can use vectors; every d_qk is a multiple
 
-/// The active columns of one row, of all sources together.
+/// The records that a row's active columns name, of all sources together, each once: columns that repeat a record have
+/// the same score, and round alike.
 struct Columns {
     std::vector<double> keys;     ///< [n, d_qk] records without k_scale
     std::vector<double> k_scale;  ///< [n]
+    std::vector<double> times;    ///< [n]: how many columns name the record
 
     std::int64_t count() const { return static_cast<std::int64_t>(k_scale.size()); }
 };
@@ -46,26 +49,37 @@ std::vector<std::int32_t> active_slots(const CaseSource& source, std::int64_t ro
     return slots;
 }
 
-void append_records(const CaseSource& source, const std::vector<std::int32_t>& slots, Columns& columns) {
+void append_records(const CaseSource& source, std::vector<std::int32_t> slots, Columns& columns) {
+    std::sort(slots.begin(), slots.end());
+    std::vector<std::int32_t> distinct;
+    for (const std::int32_t slot : slots) {
+        if (distinct.empty() || distinct.back() != slot) {
+            distinct.push_back(slot);
+            columns.times.push_back(0);
+        }
+        ++columns.times.back();
+    }
     const int d_qk = source.cache.layout().d_qk();
     const std::int64_t before = columns.count();
-    const auto n = static_cast<std::int64_t>(slots.size());
-    columns.k_scale.insert(columns.k_scale.end(), slots.size(), source.k_scale);
+    const auto n = static_cast<std::int64_t>(distinct.size());
+    columns.k_scale.insert(columns.k_scale.end(), distinct.size(), source.k_scale);
     columns.keys.resize(static_cast<std::size_t>((before + n) * d_qk));
     tbb::parallel_for(tbb::blocked_range<std::int64_t>(0, n, 64), [&](const auto& range) {
         const auto size = static_cast<std::int64_t>(range.size());
-        unpack(source.cache, dense(slots.data() + range.begin(), DType::i32, {size}),
+        unpack(source.cache, dense(std::as_const(distinct).data() + range.begin(), DType::i32, {size}),
                dense(columns.keys.data() + (before + range.begin()) * d_qk, DType::f64, {size, d_qk}));
     });
 }
 
-Columns gather(const CaseStep& step, std::int64_t row) {
-    Columns columns;
+/// Fills `columns`; returns the number of active columns.
+std::int64_t gather(const CaseStep& step, std::int64_t row, Columns& columns) {
+    std::int64_t active = 0;
     for (const CaseSource& source : step.sources) {
-        const std::vector<std::int32_t> slots = active_slots(source, row);
-        if (!slots.empty()) append_records(source, slots, columns);
+        std::vector<std::int32_t> slots = active_slots(source, row);
+        active += static_cast<std::int64_t>(slots.size());
+        if (!slots.empty()) append_records(source, std::move(slots), columns);
     }
-    return columns;
+    return active;
 }
 
 std::vector<double> load_query(const CaseStep& step, std::int64_t row, std::int64_t head) {
@@ -109,7 +123,8 @@ void sum_values(const Columns& columns, std::int64_t d_qk, double out_scale, std
     double* square = oracle.value_square.data() + row * value_dims;
     for (std::int64_t c = 0; c < columns.count(); ++c) {
         const double* value = columns.keys.data() + c * d_qk;
-        const double scale = columns.k_scale[static_cast<std::size_t>(c)] * out_scale;
+        const auto at = static_cast<std::size_t>(c);
+        const double scale = columns.times[at] * columns.k_scale[at] * out_scale;
         for (int d = 0; d < value_dims; ++d) {
             const double v = scale * value[d];
             abs[d] += std::fabs(v);
@@ -157,7 +172,7 @@ void decode_head(const CaseStep& step, const Columns& columns, std::int64_t row,
         largest = max_or_nan(largest, product.abs);
     }
     double sum = 0;
-    for (double& weight : weights) sum += weight = std::exp(weight - max);
+    for (std::size_t c = 0; c < weights.size(); ++c) sum += weights[c] = columns.times[c] * std::exp(weights[c] - max);
     const double total = step.sinks.present() ? sum + std::exp(element<float>(step.sinks, head) - max) : sum;
     for (std::size_t c = 0; c < weights.size(); ++c) weights[c] *= columns.k_scale[c] * step.out_scale / total;
     oracle.lse[cell] = max + std::log(sum);
@@ -200,8 +215,8 @@ double largest_value(const Oracle& oracle, std::int64_t row) {
 Oracle compute_oracle(const CaseStep& step) {
     Oracle oracle = empty_oracle(step);
     for (std::int64_t row = 0; row < step.rows; ++row) {
-        const Columns columns = gather(step, row);
-        oracle.active[static_cast<std::size_t>(row)] = columns.count();
+        Columns columns;
+        oracle.active[static_cast<std::size_t>(row)] = gather(step, row, columns);
         if (columns.count() == 0) continue;
         sum_values(columns, step.query.shape[2], step.out_scale, row, oracle);
         const double largest = largest_value(oracle, row);

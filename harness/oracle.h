@@ -9,7 +9,8 @@
 namespace sparsemla::harness {
 
 /// Exact results of a step, and the sums that docs/numerics.md builds its bounds from. Arrays are dense.
-/// w_c = k_scale * out_scale * exp(s_c - m) / (l + exp(sink - m)) is the weight of column c.
+/// w_c = k_scale * out_scale * exp(s_c - m) / (l + exp(sink - m)) is the weight of column c. Sums of squares take
+/// columns that repeat a record as one, of the sum of their weights: their roundings are equal, not independent.
 struct Oracle {
     std::int64_t rows = 0;
     std::int64_t heads = 0;

@@ -9,9 +9,9 @@
 //   u_sub   half a step of P's subnormals, 2^-10 / p_scale e4m3 and 2^-25 / p_scale f16; at least 2^-126, because the
 //           power of two may flush below FP32's normal range. The anchor's weight is at most that of the row's maximum.
 //   u_acc   accumulation in P*V beyond FP32
-//   u_s     a score error of at most d changes every weight by a factor in e^(-2d) .. e^(2d), the numerator's share and
-//           the sum's: u_s = e^(2d) - 1, with d = 2^-21 * score_scale where score_scale = max_c(scale * sum |q k|).
-//           That is eight FP32 roundings of full size: four of the scale factors, four for a sum of exact products in
+//   u_s     a score error of at most t changes a weight by a factor in e^(-2t) .. e^(2t), through its own power and
+//           through the sum: u_s = e^(2t) - 1. t = 2^-21 * score_scale, where score_scale = max_c(scale * sum |q k|),
+//           is eight FP32 roundings of full size: four of the scale factors, four for a sum of exact products in
 //           blocks of up to 64, whose roundings grow with the square root of their number.
 //   n*2^-24 the two FP32 sums over columns, P*V and l. In chunks neither has more than n / 2 roundings in sequence;
 //           shorter rows have their slack in the anchor's P, which is exact.
@@ -20,14 +20,15 @@
 //
 // RMS, for uncorrelated data: per (row, head), over the 512 dimensions d,
 //
-//     rms_d((out - e) / b_d) <= 1,   b_d = 1.5 * ((u_p / sqrt(3) + u_acc + u_s) * sqrt(sum (w_c v_cd)^2)
-//                                    + u_sub / sqrt(3) * sqrt(sum v_cd^2 in the anchor's unit) + u_out / sqrt(3) *
-//                                    |e_d|)
+//     rms_d((out - e) / b_d) <= 1        b_d = 1.5 * (  (u_p / sqrt(3) + u_acc + u_s) * sqrt(sum (w_c v_cd)^2)
+//                                                     + u_sub / sqrt(3) * sqrt(sum v_cd^2 in the anchor's unit)
+//                                                     + u_out / sqrt(3) * |e_d|)
 //
-//   A rounding error is uniform within its half step, hence sqrt(3), and independent of the others. The quotient is
-//   taken before the mean: a few channels of real data are 10 to 50 times larger than the rest, and an RMS of plain
-//   errors is the error of those few, which exceeds its own deviation by 1.5 every so often. 2^-8 / sqrt(3) rather than
-//   2^-9: a row with one column has 8 distinct mantissas, too few for the mean over mantissas that 2^-9 presumes.
+//   A rounding error is uniform within its half step, hence sqrt(3), and independent of the others; columns that repeat
+//   a record round alike and count as one. The quotient is taken before the mean: a few channels of real data are 10 to
+//   50 times larger than the rest, and an RMS of plain errors is the error of those few, which exceeds its own
+//   deviation by 1.5 every so often. 2^-8 / sqrt(3) rather than 2^-9: a row with one column has 8 distinct mantissas,
+//   too few for the mean over mantissas that 2^-9 presumes.
 //
 // LSE:
 //

@@ -10,7 +10,7 @@ scripts/install_packages.sh build test sanitize || exit 1
 
 export ASAN_OPTIONS=detect_stack_use_after_return=1:strict_string_checks=1
 export UBSAN_OPTIONS=print_stacktrace=1
-export TSAN_OPTIONS=second_deadlock_stack=1
+export TSAN_OPTIONS=suppressions=$PWD/scripts/tsan.supp
 
 failed=()
 for preset in "${presets[@]}"; do

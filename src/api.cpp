@@ -123,12 +123,12 @@ void check_tensors(const Plan& plan, const DecodeArgs& args) {
 
 void check_memory_apart(const Plan& plan, const DecodeArgs& args) {
     const std::int64_t heads = plan.problem.heads;
-    std::vector<Region> outputs = {detail::region_of(args.out, "out", {args.rows, heads}),
-                                   detail::region_of(args.lse, "lse", {args.rows, heads}),
-                                   detail::region_of(args.workspace.data, plan.workspace_bytes, "workspace"),
-                                   detail::region_of(args.state.data, plan.state_bytes, "state")};
-    std::vector<Region> inputs = {detail::region_of(args.query, "query", {args.rows, heads}),
-                                  detail::region_of(args.sinks, "sinks", {heads})};
+    const detail::Regions outputs = {detail::region_of(args.out, "out", {args.rows, heads}),
+                                     detail::region_of(args.lse, "lse", {args.rows, heads}),
+                                     detail::region_of(args.workspace.data, plan.workspace_bytes, "workspace"),
+                                     detail::region_of(args.state.data, plan.state_bytes, "state")};
+    detail::Regions inputs = {detail::region_of(args.query, "query", {args.rows, heads}),
+                              detail::region_of(args.sinks, "sinks", {heads})};
     constexpr std::string_view caches[] = {"cache", "extra_cache"};
     constexpr std::string_view slots[] = {"slots", "extra_slots"};
     constexpr std::string_view counts[] = {"counts", "extra_counts"};

@@ -29,6 +29,9 @@ std::vector<std::string> take_notes(const Case& c) {
         else if (key.rfind("extra_", 0) == 0 && c.find("extra_cache") == nullptr)
             notes.push_back("metadata " + in_quotes(key) + " has no effect without extra_cache");
     }
+    const auto record = c.metadata.find("record");
+    const bool flat_fp8 = record != c.metadata.end() && record->second == layout_of(Record::fp8_576).name;
+    if (flat_fp8 && !has("k_scale")) notes.emplace_back("metadata 'k_scale' is not given: 1 is taken");
     if (has("count_offset") && c.find("counts") == nullptr)
         notes.emplace_back("metadata 'count_offset' has no effect without counts: every column is active");
     if (has("extra_count_offset") && c.find("extra_counts") == nullptr && c.find("extra_slots") != nullptr)

@@ -40,14 +40,17 @@ std::string strides_text(const ConstTensor& tensor) {
 }
 
 void check_strides(const ConstTensor& tensor, const TensorRule& rule) {
+    const auto address = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(tensor.data));
     std::int64_t last_byte = 0;
+    std::int64_t end = 0;
     for (int i = 0; i < tensor.rank; ++i) {
         if (tensor.shape[i] <= 1) continue;
         if (tensor.strides[i] < 0) refuse(rule.argument, "strides >= 0", strides_text(tensor));
         std::int64_t reach = 0;
         if (__builtin_mul_overflow(tensor.shape[i] - 1, tensor.strides[i], &reach) ||
             __builtin_mul_overflow(reach, size_bytes(tensor.dtype), &reach) ||
-            __builtin_add_overflow(last_byte, reach, &last_byte))
+            __builtin_add_overflow(last_byte, reach, &last_byte) ||
+            __builtin_add_overflow(address + size_bytes(tensor.dtype), last_byte, &end))
             refuse(rule.argument, "strides whose bytes are addressable in 64 bits", strides_text(tensor));
     }
     const int last = tensor.rank - 1;
@@ -58,17 +61,13 @@ void check_strides(const ConstTensor& tensor, const TensorRule& rule) {
 void check_alignment(const ConstTensor& tensor, const TensorRule& rule) {
     const std::int64_t element = size_bytes(tensor.dtype);
     const std::int64_t alignment = std::max(rule.alignment_bytes, element);
-    const std::string required = std::to_string(alignment) + "-byte alignment";
-    if (reinterpret_cast<std::uintptr_t>(tensor.data) % static_cast<std::uintptr_t>(alignment) != 0)
-        refuse(
-            rule.argument, required,
-            "an address " +
-                std::to_string(reinterpret_cast<std::uintptr_t>(tensor.data) % static_cast<std::uintptr_t>(alignment)) +
-                " bytes past it");
+    const auto required = [&] { return std::to_string(alignment) + "-byte alignment"; };
+    const std::uintptr_t past = reinterpret_cast<std::uintptr_t>(tensor.data) % static_cast<std::uintptr_t>(alignment);
+    if (past != 0) refuse(rule.argument, required(), "an address " + std::to_string(past) + " bytes past it");
     const int outer = rule.dense_last ? tensor.rank - 1 : tensor.rank;
     for (int i = 0; i < outer; ++i)
         if (tensor.shape[i] > 1 && (tensor.strides[i] * element) % alignment != 0)
-            refuse(rule.argument, required + " of every stride",
+            refuse(rule.argument, required() + " of every stride",
                    "a stride of " + std::to_string(tensor.strides[i] * element) + " bytes in dimension " +
                        std::to_string(i));
 }

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "few.h"
 #include "sparsemla/records.h"
 #include "sparsemla/tensor.h"
 
@@ -32,8 +33,8 @@ struct Extent {
 
 struct TensorRule {
     std::string_view argument;
-    std::vector<DType> dtypes;
-    std::vector<Extent> shape;
+    Few<DType, 4> dtypes;
+    Few<Extent, 4> shape;
     Device device{};
     bool dense_last = true;            ///< stride 1 in the last dimension
     std::int64_t alignment_bytes = 0;  ///< of the base and of every other stride; 0: that of the dtype
@@ -67,11 +68,14 @@ struct Region {
     std::string_view argument;  ///< for messages
 };
 
+/// All that a call of decode reads, or writes: query, sinks, and cache, rope, slots and counts of two sources.
+using Regions = Few<Region, 10>;
+
 /// The bytes of a tensor whose leading dimensions are cut to `leading` (as many as given).
 Region region_of(const ConstTensor& tensor, std::string_view argument,
                  std::initializer_list<std::int64_t> leading = {});
 /// The pages of a cache (gaps between pages excluded): one region, or two where latent and rope are split.
-std::vector<Region> regions_of(const CacheView& cache, std::string_view argument);
+Regions regions_of(const CacheView& cache, std::string_view argument);
 Region region_of(const void* data, std::size_t bytes, std::string_view argument);
 
 /// Exact: gaps between strides do not count as overlap.
@@ -79,6 +83,6 @@ bool overlaps(const Region& a, const Region& b);
 
 /// Throws Error(invalid_argument) if an output shares a byte with an input or another output, or if an output's own
 /// elements do. Cost is small unless bounding ranges interleave.
-void check_no_overlap(const std::vector<Region>& outputs, const std::vector<Region>& inputs);
+void check_no_overlap(const Regions& outputs, const Regions& inputs);
 
 }  // namespace sparsemla::detail

@@ -30,6 +30,10 @@ EngineConfig checked(EngineConfig config) {
     return config;
 }
 
+void check_prepared(const PlanCache& plans) {
+    if (!plans.prepared()) refuse("plans", "PlanCache::prepare after the last engine was made", "none");
+}
+
 }  // namespace
 
 Engine::Engine(EngineConfig config, DeviceSpec device, PlanCache& plans)
@@ -60,7 +64,7 @@ void Engine::convert(ConvertArgs args, Stream stream) const {
 
 void Engine::decode(DecodeArgs args, Stream stream) const {
     const Plan& plan = plan_for(args.rows, args.sources[0].slots.shape[1]);
-    if (!plans_->prepared()) refuse("plans", "PlanCache::prepare after the last engine was made", "none");
+    check_prepared(*plans_);
     if (args.workspace.data == nullptr) args.workspace = plans_->workspace();
     if (args.state.data == nullptr) args.state = plans_->state();
     sparsemla::decode(plan, args, stream);
@@ -70,9 +74,13 @@ void Engine::run(const ConvertArgs& indices, DecodeArgs args, Stream stream) con
     if (config_.problem.sources[0].count_offset != 0)
         refuse("indices", "a source 0 whose count_offset is 0, as converted counts start at column 0",
                std::to_string(config_.problem.sources[0].count_offset));
-    if (indices.token_ids.present() && indices.token_ids.shape[0] != args.rows)
-        refuse("token_ids", std::to_string(args.rows) + " rows, as many as are decoded",
-               std::to_string(indices.token_ids.shape[0]));
+    if (indices.token_ids.present()) {
+        if (indices.token_ids.shape[0] != args.rows)
+            refuse("token_ids", std::to_string(args.rows) + " rows, as many as are decoded",
+                   std::to_string(indices.token_ids.shape[0]));
+        plan_for(args.rows, indices.token_ids.shape[1]);  // refuses before anything is converted
+    }
+    check_prepared(*plans_);
     convert(indices, stream);
     args.sources[0].slots = indices.slots;
     args.sources[0].counts = indices.counts;

@@ -1,6 +1,8 @@
 // Checks of merge's arguments, and its dispatch to a device.
+#include <algorithm>
+#include <array>
+#include <charconv>
 #include <string>
-#include <vector>
 
 #include "check.h"
 #include "kernels.h"
@@ -38,26 +40,43 @@ void check_list(const ConstTensor& tensor, std::string_view argument, DType dtyp
         tensor, {.argument = argument, .dtypes = {dtype}, .shape = {extent}, .device = device, .dense_last = false});
 }
 
-/// The names of one partial's tensors in messages: "partials[3].out".
-struct PartialNames {
-    explicit PartialNames(std::size_t partial)
-        : out("partials[" + std::to_string(partial) + "].out"),
-          lse("partials[" + std::to_string(partial) + "].lse"),
-          counts("partials[" + std::to_string(partial) + "].counts") {}
-    std::string out, lse, counts;
+/// "partials[3].out", without an allocation.
+class PartialName {
+   public:
+    PartialName(std::size_t partial, std::string_view tensor) {
+        append("partials[");
+        end_ = std::to_chars(end_, text_.data() + text_.size(), partial).ptr;
+        append("].");
+        append(tensor);
+    }
+    PartialName(const PartialName&) = delete;
+    PartialName& operator=(const PartialName&) = delete;
+    operator std::string_view() const { return {text_.data(), static_cast<std::size_t>(end_ - text_.data())}; }
+
+   private:
+    void append(std::string_view text) { end_ = std::copy(text.begin(), text.end(), end_); }
+
+    std::array<char, 48> text_;
+    char* end_ = text_.data();
 };
 
-void check_overlap(const MergeArgs& args, const std::vector<PartialNames>& names) {
-    const std::int64_t rows = args.rows;
-    const std::int64_t heads = args.heads;
-    std::vector<detail::Region> inputs{detail::region_of(args.sinks, "sinks", {heads})};
-    for (std::size_t i = 0; i < names.size(); ++i) {
-        inputs.push_back(detail::region_of(args.partials[i].out, names[i].out, {rows, heads}));
-        inputs.push_back(detail::region_of(args.partials[i].lse, names[i].lse, {rows, heads}));
-        inputs.push_back(detail::region_of(args.partials[i].counts, names[i].counts, {rows}));
-    }
-    detail::check_no_overlap(
-        {detail::region_of(args.out, "out", {rows, heads}), detail::region_of(args.lse, "lse", {rows, heads})}, inputs);
+detail::Regions outputs_of(const MergeArgs& args) {
+    return {detail::region_of(args.out, "out", {args.rows, args.heads}),
+            detail::region_of(args.lse, "lse", {args.rows, args.heads})};
+}
+
+void check_partial(const MergeArgs& args, std::size_t i) {
+    const Partial& partial = args.partials[i];
+    const PartialName out(i, "out");
+    const PartialName lse(i, "lse");
+    const PartialName counts(i, "counts");
+    check_out(partial.out, out, args);
+    check_lse(partial.lse, lse, args);
+    if (partial.counts.present())
+        check_list(partial.counts, counts, DType::i32, Extent::at_least(args.rows, "rows"), args.out.device);
+    detail::check_no_overlap(outputs_of(args), {detail::region_of(partial.out, out, {args.rows, args.heads}),
+                                                detail::region_of(partial.lse, lse, {args.rows, args.heads}),
+                                                detail::region_of(partial.counts, counts, {args.rows})});
 }
 
 }  // namespace
@@ -72,17 +91,8 @@ void merge(const MergeArgs& args, Stream) {
     if (args.sinks.present())
         check_list(args.sinks, "sinks", DType::f32, Extent::at_least(args.heads, "heads"), args.out.device);
 
-    std::vector<PartialNames> names;
-    for (std::size_t i = 0; i < args.partials.size(); ++i) {
-        const Partial& partial = args.partials[i];
-        names.emplace_back(i);
-        check_out(partial.out, names[i].out, args);
-        check_lse(partial.lse, names[i].lse, args);
-        if (partial.counts.present())
-            check_list(partial.counts, names[i].counts, DType::i32, Extent::at_least(args.rows, "rows"),
-                       args.out.device);
-    }
-    check_overlap(args, names);
+    detail::check_no_overlap(outputs_of(args), {detail::region_of(args.sinks, "sinks", {args.heads})});
+    for (std::size_t i = 0; i < args.partials.size(); ++i) check_partial(args, i);
     detail::merge_cpu(args);
 }
 

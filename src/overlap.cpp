@@ -88,7 +88,7 @@ Region region_of(const ConstTensor& tensor, std::string_view argument, std::init
     return region;
 }
 
-std::vector<Region> regions_of(const CacheView& cache, std::string_view argument) {
+Regions regions_of(const CacheView& cache, std::string_view argument) {
     const RecordLayout& layout = cache.layout();
     auto pages_of = [&](const std::byte* base, std::int64_t record_bytes, std::int64_t stride_bytes) {
         return Region{.base = base,
@@ -123,7 +123,7 @@ bool overlaps(const Region& first, const Region& second) {
     return false;
 }
 
-void check_no_overlap(const std::vector<Region>& outputs, const std::vector<Region>& inputs) {
+void check_no_overlap(const Regions& outputs, const Regions& inputs) {
     auto refuse = [](const Region& output, std::string_view other) {
         throw Error(ErrorKind::invalid_argument, std::string(output.argument), "memory of its own",
                     "memory shared with " + std::string(other));

@@ -29,6 +29,8 @@ void check_source(const SourceProblem& source, std::size_t i) {
     if (static_cast<std::size_t>(source.record) >= record_layouts.size())
         refuse(argument + "record", "a record of record_layouts", std::to_string(static_cast<int>(source.record)));
     const RecordLayout& layout = layout_of(source.record);
+    if (source.form != RecordForm::planar && source.form != RecordForm::contiguous)
+        refuse(argument + "form", "contiguous or planar", "number " + std::to_string(static_cast<int>(source.form)));
     if (source.form == RecordForm::planar ? !layout.has_planar : !layout.has_contiguous)
         refuse(argument + "form",
                source.form == RecordForm::planar ? "contiguous, the only form of " + to_string(source.record)
@@ -47,6 +49,8 @@ void check_problem(const Problem& problem) {
         refuse("query_dtype", "f8_e4m3 or bf16", std::string(name(problem.query_dtype)));
     if (problem.out_dtype != DType::bf16 && problem.out_dtype != DType::f32)
         refuse("out_dtype", "bf16 or f32", std::string(name(problem.out_dtype)));
+    if (problem.lse_base != LseBase::natural && problem.lse_base != LseBase::two)
+        refuse("lse_base", "natural or two", "number " + std::to_string(static_cast<int>(problem.lse_base)));
     if (problem.sources.empty() || problem.sources.size() > 2)
         refuse("sources", "one or two sources", std::to_string(problem.sources.size()));
     for (std::size_t i = 0; i < problem.sources.size(); ++i) check_source(problem.sources[i], i);
@@ -54,6 +58,18 @@ void check_problem(const Problem& problem) {
         if (layout_of(source.record).d_qk() != d_qk(problem))
             refuse("sources[1].record", "a record of d_qk " + std::to_string(d_qk(problem)) + " as that of sources[0]",
                    to_string(source.record) + " of d_qk " + std::to_string(layout_of(source.record).d_qk()));
+}
+
+template <class Enum>
+void check_known(std::string_view argument, const std::optional<Enum>& value) {
+    if (value && name(*value) == "unknown")
+        refuse(argument, "a value of its enumeration", "number " + std::to_string(static_cast<int>(*value)));
+}
+
+void check_options(const PlanOptions& options) {
+    check_known("p_format", options.p_format);
+    check_known("anchor", options.anchor);
+    check_known("columns", options.columns);
 }
 
 const Kernel* find_kernel(std::string_view kernel_name) {
@@ -137,6 +153,7 @@ std::span<const Kernel* const> detail::kernels() {
 Plan make_plan(const Problem& problem, const DeviceSpec& device, const PlanOptions& options) {
     check_problem(problem);
     check_device(problem, device);
+    check_options(options);
     Choice choice = choose(problem, device, options);
     if (choice.kernel == nullptr)
         throw Error(ErrorKind::unsupported, "problem", "one that a kernel of this build takes",

@@ -1,6 +1,7 @@
 // The JSON header of a safetensors file: a strict reader of exactly its grammar, and the writer.
 #include <algorithm>
 #include <limits>
+#include <set>
 #include <utility>
 
 #include "safetensors.h"
@@ -54,10 +55,10 @@ class HeaderParser {
 
     SafetensorsHeader parse() {
         SafetensorsHeader header;
-        std::map<std::string, bool> seen;
+        std::set<std::string> seen;
         if (peek() != '{') fail("a JSON object that starts with '{'");
         object([&](std::string key) {
-            if (!seen.emplace(key, true).second) fail_name(key, "each name once");
+            if (!seen.insert(key).second) fail_name(key, "each name once");
             if (key == metadata_key)
                 metadata(header.metadata);
             else

@@ -63,7 +63,7 @@ inline Case case_of(Record record) {
 /// The same with a second source and everything optional.
 inline Case full_case() {
     Case c = case_of(Record::fp8_512);
-    c.metadata.insert({{"extra_record", "nvfp4_v41"}, {"k_scale", "0.5"}, {"lse", "log2"}});
+    c.metadata.insert({{"extra_record", "nvfp4_v41"}, {"extra_page_size", "2"}, {"k_scale", "0.5"}, {"lse", "log2"}});
     c.tensors["counts"] = make_owned(DType::i32, {2});
     c.tensors["sinks"] = make_owned(DType::f32, {3});
     c.tensors["extra_cache"] = make_owned(DType::u8, {3, 2, record_bytes_of(Record::nvfp4_v41)});

@@ -13,7 +13,21 @@
 
 #include "sparsemla/decode.h"
 
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define SPARSEMLA_TEST_SANITIZED 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define SPARSEMLA_TEST_SANITIZED 1
+#endif
+#endif
+
 namespace sparsemla::test {
+
+#ifdef SPARSEMLA_TEST_SANITIZED
+inline constexpr bool sanitized = true;  // whoever maps memory must leave room for its shadow
+#else
+inline constexpr bool sanitized = false;
+#endif
 
 /// Where the bytes lie between the two pages: flush with the page behind them, or with the page before them.
 enum class Against : std::uint8_t { end, front };

@@ -1,4 +1,4 @@
-// K04, K05, K18: what is written, that it depends on nothing but the row's inputs, and that it is the right row's.
+// K04, K18: everything declared is written and nothing else is, with the answer of the right row and head.
 #include "tests/step_expect.h"
 
 namespace sparsemla::test {
@@ -12,7 +12,7 @@ class K04_OutputOrPartialNeverWritten : public EveryRecord {};
 // B007: more splits than columns, as many, and fewer; whatever the workspace held.
 TEST_P(K04_OutputOrPartialNeverWritten, B007_EverySplitCountAndCount) {
     constexpr std::int64_t width = 256;
-    for (const int splits : {1, 2, 3, 7, 8, 16, 32, 64}) {
+    for (const int splits : {1, 2, 7, 16, 64}) {
         const std::vector<std::int32_t> counts = {1, 2, splits - 1, splits, splits + 1, width};
         Step step({.rows = std::ssize(counts), .heads = 2, .sources = {{.layout = layout(), .width = width}}});
         step.histogram();
@@ -31,7 +31,7 @@ TEST_P(K04_OutputOrPartialNeverWritten, B007_EverySplitCountAndCount) {
                 else
                     expect_histogram(first, row, slot_range(static_cast<std::int32_t>(row), count));
             }
-            for (const int byte : {0x00, 0x7F, 0x41}) {
+            for (const int byte : {0x00, 0x41}) {
                 const Result again = step.run(plan, byte);
                 ASSERT_EQ(again.out_bits, first.out_bits) << to_string(plan.schedule) << ", workspace of " << byte;
                 ASSERT_EQ(again.lse_bits, first.lse_bits) << to_string(plan.schedule) << ", workspace of " << byte;
@@ -60,7 +60,7 @@ TEST_P(K04_OutputOrPartialNeverWritten, B008_EmptyRowsAreWritten) {
 
 // B009: a small batch on a plan of large capacity; the padded rows and heads keep their canaries.
 TEST_P(K04_OutputOrPartialNeverWritten, B009_PaddedRowsAndHeadsStayUntouched) {
-    for (const std::int64_t heads : {1, 2, 12, 96, 128})
+    for (const std::int64_t heads : {1, 12, 96})
         for (const bool lse : {true, false}) {
             Step step({.rows = 32, .heads = heads, .sources = {{.layout = layout()}}, .lse = lse});
             step.histogram();
@@ -73,132 +73,6 @@ TEST_P(K04_OutputOrPartialNeverWritten, B009_PaddedRowsAndHeadsStayUntouched) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, K04_OutputOrPartialNeverWritten, testing::ValuesIn(kernels_and_layouts()), test_name);
-
-// ---------------------------------------------------------------------------------------------------------------------
-class K05_ResultDependsOnBatchmatesOrSplits : public EveryRecord {
-   protected:
-    static constexpr std::int64_t width = 150;
-
-    Step step_of(std::int64_t rows, std::int64_t heads, std::uint64_t seed) const {
-        Step step({.rows = rows, .heads = heads, .sources = {{.layout = layout(), .width = width}}, .sinks = true});
-        randomise(step, seed);
-        return step;
-    }
-    /// The row under test: the same list and the same queries wherever it stands.
-    static void place(Step& step, std::int64_t row) {
-        std::vector<std::int32_t> slots = slot_range(3, 131, 3);
-        slots[17] = -1;
-        slots[90] = slots[91];
-        step.list(row, slots);
-        for (std::int64_t head = 0; head < step.problem.heads; ++head)
-            step.query(row, head, [&](int d) { return static_cast<float>((d * 7 + head * 13) % 29 - 14) / 16; });
-    }
-    static void fill_batchmates(Step& step, std::uint64_t seed) {
-        std::mt19937_64 bits(seed);
-        for (std::int64_t row = 0; row < step.problem.rows; ++row) {
-            std::vector<std::int32_t> slots(bits() % (width + 1));
-            for (std::int32_t& slot : slots) slot = static_cast<std::int32_t>(bits() % 512);
-            step.list(row, slots);
-        }
-    }
-};
-
-// B010: one row at several positions of batches of several sizes, on one plan.
-TEST_P(K05_ResultDependsOnBatchmatesOrSplits, B010_PositionAndBatch) {
-    constexpr std::int64_t capacity = 16;
-    Step step = step_of(capacity, 5, 11);
-    for (const PlanOptions& options : schedules(kernel(), step)) {
-        const Plan plan = step.plan(options);
-        std::optional<Result> first;
-        std::uint64_t seed = 1;
-        for (const std::int64_t rows : {1, 2, 5, 16})
-            for (const std::int64_t row : {std::int64_t{0}, std::int64_t{1}, rows - 1}) {
-                if (row >= rows) continue;
-                fill_batchmates(step, seed++);
-                place(step, row);
-                step.args.rows = rows;
-                const Result result = step.run(plan);
-                if (!first) first = result;
-                ASSERT_TRUE(same_bits(result, row, *first, 0))
-                    << to_string(plan.schedule) << ": row " << row << " of " << rows << ", seed " << seed - 1;
-            }
-    }
-}
-
-// Threads change neither the plan's schedule nor a bit.
-TEST_P(K05_ResultDependsOnBatchmatesOrSplits, Threads) {
-    Step step = step_of(3, 20, 12);
-    fill_batchmates(step, 5);
-    place(step, 1);
-    for (const PlanOptions& options : schedules(kernel(), step)) {
-        std::optional<Result> first;
-        for (const int threads : {1, 2, 3, 8}) {
-            step.device = cpu_spec(threads);
-            for (int repeat = 0; repeat < 2; ++repeat) {
-                const Result result = step.run(options);
-                if (!first) first = result;
-                ASSERT_EQ(result.schedule, first->schedule);
-                ASSERT_EQ(result.out_bits, first->out_bits) << to_string(result.schedule) << ", threads " << threads;
-                ASSERT_EQ(result.lse_bits, first->lse_bits) << to_string(result.schedule) << ", threads " << threads;
-            }
-        }
-    }
-}
-
-// The heads that share a call, and how many rows the plan could take, change no bit of a schedule that is given.
-TEST_P(K05_ResultDependsOnBatchmatesOrSplits, HeadsAndCapacity) {
-    Step one = step_of(1, 1, 13);
-    place(one, 0);
-    for (PlanOptions options : schedules(kernel(), one)) {
-        if (kernel() != "reference") options.splits = options.splits.value_or(4);
-        const Result alone = one.run(options);
-        for (const auto& [rows, heads] : {std::pair{1, 3}, {1, 17}, {7, 16}, {2, 128}}) {
-            Step step = step_of(rows, heads, 13);
-            fill_batchmates(step, 8);
-            place(step, rows - 1);
-            const Result result = step.run(options);
-            for (std::size_t d = 0; d < value_dims; ++d)
-                ASSERT_EQ(result.out_bits_of(rows - 1)[d], alone.out_bits[d])
-                    << to_string(result.schedule) << ": " << rows << " rows, " << heads << " heads, dimension " << d;
-            ASSERT_EQ(result.lse_bits_of(rows - 1)[0], alone.lse_bits[0]) << to_string(result.schedule);
-        }
-    }
-}
-
-// Where in the cache equal records lie is none of the row's inputs.
-TEST_P(K05_ResultDependsOnBatchmatesOrSplits, PlaceInTheCache) {
-    Step step({.rows = 2, .heads = 3, .sources = {{.layout = layout(), .width = width}}});
-    randomise(step, 14);
-    std::mt19937_64 bits(15);
-    std::vector<std::int32_t> low = slot_range(0, 120);
-    std::vector<std::int32_t> high = slot_range(200, 120);
-    std::shuffle(high.begin(), high.end(), bits);
-    std::normal_distribution<float> normal;
-    for (std::size_t i = 0; i < low.size(); ++i) {
-        std::vector<float> values(static_cast<std::size_t>(d_qk(step.problem)));
-        for (float& value : values) value = normal(bits);
-        for (const std::int32_t slot : {low[i], high[i]})
-            step.record(slot, [&](int d) { return values[static_cast<std::size_t>(d)]; });
-    }
-    step.list(0, low);
-    step.list(1, high);
-    for (std::int64_t head = 0; head < 3; ++head)
-        for (std::int64_t row : {0, 1}) step.query(row, head, [&](int d) { return std::sin(static_cast<float>(d)); });
-    for_each_schedule(kernel(), step, [](const Result& result) {
-        ASSERT_TRUE(same_bits(result, 0, result, 1)) << to_string(result.schedule);
-    });
-}
-
-// Schedules differ within the computed bounds, all of them around the same answer.
-TEST_P(K05_ResultDependsOnBatchmatesOrSplits, SchedulesAgreeWithinTheirBounds) {
-    Step step = step_of(3, 4, 16);
-    fill_batchmates(step, 17);
-    place(step, 2);
-    for_each_schedule(kernel(), step, [&](const Result& result) { expect_oracle(step, result); });
-}
-
-INSTANTIATE_TEST_SUITE_P(All, K05_ResultDependsOnBatchmatesOrSplits, testing::ValuesIn(kernels_and_layouts()),
-                         test_name);
 
 // ---------------------------------------------------------------------------------------------------------------------
 class K18_RowOrHeadMapping : public EveryRecord {};

@@ -5,7 +5,8 @@
 
 #include <cmath>
 #include <limits>
-#include <numeric>
+#include <map>
+#include <utility>
 
 #include "harness/generate.h"
 #include "sparsemla/formats.h"
@@ -209,6 +210,7 @@ Literal literal(const CaseStep& step, std::int64_t row, std::int64_t head) {
     struct Key {
         std::vector<double> values;
         long double score, k_scale;
+        std::pair<const void*, std::int32_t> record;  ///< of which cache, in which slot
     };
     std::vector<Key> keys;
     Literal result;
@@ -222,7 +224,7 @@ Literal literal(const CaseStep& step, std::int64_t row, std::int64_t head) {
             const std::int32_t slot =
                 static_cast<const std::int32_t*>(source.slots.data)[row * source.slots.strides[0] + c];
             if (!source.cache.holds(slot)) continue;
-            Key key{std::vector<double>(static_cast<std::size_t>(d_qk)), 0, source.k_scale};
+            Key key{std::vector<double>(static_cast<std::size_t>(d_qk)), 0, source.k_scale, {source.cache.data, slot}};
             unpack(source.cache, dense(&slot, DType::i32, {1}), dense(key.values.data(), DType::f64, {1, d_qk}));
             const long double scale = static_cast<long double>(step.softmax_scale) * step.q_scale * source.k_scale;
             long double magnitude = 0;
@@ -244,15 +246,18 @@ Literal literal(const CaseStep& step, std::int64_t row, std::int64_t head) {
     for (const Key& key : keys) sum += std::exp(key.score - max);
     result.lse = max + std::log(sum);
     if (step.sinks.present()) sum += std::exp(static_cast<const float*>(step.sinks.data)[head] - max);
-    for (const Key& key : keys)
-        for (std::size_t d = 0; d < value_dims; ++d) {
+    for (std::size_t d = 0; d < value_dims; ++d) {
+        std::map<std::pair<const void*, std::int32_t>, long double> record_parts;
+        for (const Key& key : keys) {
             const long double factor = key.k_scale * step.out_scale * key.values[d];
             const long double part = std::exp(key.score - max) / sum * factor;
             result.out[d] += part;
             result.weighted_abs[d] += std::fabs(part);
-            result.weighted_square[d] += part * part;
             result.value_abs[d] += std::fabs(factor);
+            record_parts[key.record] += part;
         }
+        for (const auto& [record, part] : record_parts) result.weighted_square[d] += part * part;
+    }
     return result;
 }
 

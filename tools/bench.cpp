@@ -175,7 +175,8 @@ void print_table(const std::vector<Timing>& timings, const MachineLimits& machin
         const Limit limit = limit_of(timing, machine);
         table.add_row({timing.problem, timing.kernel, timing.p_format, format_seconds(timing.median_s),
                        format_seconds(timing.p10_s), format_seconds(timing.p90_s),
-                       format_number(timing.bytes_per_s() / 1e9), format_number(timing.flops_per_s() / 1e9),
+                       fmt::format("{:.2f}", timing.bytes_per_s() / 1e9),
+                       fmt::format("{:.1f}", timing.flops_per_s() / 1e9),
                        fmt::format("{:.0f} %", limit_percent(timing, limit)), limit.by});
     }
     print(table.text());

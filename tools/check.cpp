@@ -28,12 +28,11 @@ std::string verdict_word(bool pass) { return pass ? "PASS" : "FAIL"; }
 
 void add_run(Table& table, const CheckedCase& checked, const CheckedRun& run) {
     const harness::Verdict& verdict = run.oracle;
-    table.add_row({run.kernel, run.p_format, format_seconds(run.seconds), format_number(verdict.worst_ratio),
-                   place(verdict), format_small(verdict.rms),
-                   verdict.worst_rms_ratio == 0 ? "" : format_number(verdict.worst_rms_ratio),
-                   format_small(verdict.lse_error), format_number(verdict.lse_ratio),
-                   run.file ? format_number(std::max(run.file->worst_ratio, run.file->lse_ratio)) : "",
-                   verdict_word(run.pass())});
+    table.add_row(
+        {run.kernel, run.p_format, format_seconds(run.seconds), format_ratio(verdict.worst_ratio), place(verdict),
+         format_small(verdict.rms), verdict.worst_rms_ratio == 0 ? "" : format_ratio(verdict.worst_rms_ratio),
+         format_small(verdict.lse_error), format_ratio(verdict.lse_ratio),
+         run.file ? format_ratio(std::max(run.file->worst_ratio, run.file->lse_ratio)) : "", verdict_word(run.pass())});
     if (!verdict.problem.empty()) table.add_note("against float64: " + verdict.problem);
     if (run.file && !run.file->problem.empty()) table.add_note("against expected.*: " + run.file->problem);
     if (!run.pass())
@@ -41,9 +40,11 @@ void add_run(Table& table, const CheckedCase& checked, const CheckedRun& run) {
                                    run.kernel, run.p_format, printable(checked.path)));
 }
 
-void add_stored(Table& table, const std::string& title, const harness::Verdict& verdict, const std::string& word) {
-    table.add_row({title, "", "", format_number(verdict.worst_ratio), place(verdict), format_small(verdict.rms), "",
-                   format_small(verdict.lse_error), format_number(verdict.lse_ratio), "", word});
+/// What the file says, judged by float64. `lse`: the file says something about it.
+void add_stored(Table& table, const std::string& title, const harness::Verdict& verdict, bool lse,
+                const std::string& word) {
+    table.add_row({title, "", "", format_ratio(verdict.worst_ratio), place(verdict), format_small(verdict.rms), "",
+                   lse ? format_small(verdict.lse_error) : "", lse ? format_ratio(verdict.lse_ratio) : "", "", word});
     if (word == "FAIL") table.add_note("against float64: " + verdict.problem);
 }
 
@@ -63,8 +64,8 @@ std::string case_text(const CheckedCase& checked) {
                  {"vs file"},
                  {"", Align::left}});
     for (const CheckedRun& run : checked.runs) add_run(table, checked, run);
-    if (checked.file) add_stored(table, "expected.*", *checked.file, verdict_word(checked.file->pass));
-    if (checked.peer) add_stored(table, "peer.out", *checked.peer, "info");
+    if (checked.file) add_stored(table, "expected.*", *checked.file, true, verdict_word(checked.file->pass));
+    if (checked.peer) add_stored(table, "peer.out", *checked.peer, false, "info");
     text += table.text();
     if (checked.dequantised)
         text += checked.dequantised->empty() ? "  expected.dequantised  PASS\n"
@@ -191,7 +192,7 @@ Status run_check(const CheckOptions& options) {
 Subcommand add_check(CLI::App& parent) {
     CLI::App* app = parent.add_subcommand("check", "Every kernel against float64 and against the answers in the file");
     auto options = std::make_shared<CheckOptions>();
-    app->add_option("CASE", options->paths, "case files")->required()->type_name("FILE...");
+    app->add_option("CASE", options->paths, "case files")->required()->type_name("FILE ...");
     add_run_flags(*app, options->check.run, true);
     app->add_flag("--rms", options->check.rms,
                   "apply the RMS rule too, which holds for uncorrelated data such as gen's and not for tied scores");

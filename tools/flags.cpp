@@ -47,6 +47,23 @@ std::string drop_p_prefix(std::string& text) {
     return {};
 }
 
+void add_schedule_flags(CLI::App& app, RunFlags& flags) {
+    const std::string group = "Schedule, where the plan shall not choose";
+    integer_option(app, "--splits", flags.splits, 1, max_int32, "shares of a row's columns")->group(group);
+    integer_option(app, "--chunk", flags.chunk, 1, max_int32, "columns per chunk")->group(group);
+    number_option(app, "--p-scale", flags.p_scale, 0x1p-100, 0x1p100, "power of two that P is stored times")
+        ->group(group);
+    word_option(app, "--anchor", flags.anchor,
+                {std::string(name(Anchor::split_running_max)), std::string(name(Anchor::chunk_max)),
+                 std::string(name(Anchor::row_max))},
+                "what the exponents of P are relative to")
+        ->group(group);
+    word_option(app, "--columns", flags.columns,
+                {std::string(name(ColumnRule::blocks)), std::string(name(ColumnRule::interleaved))},
+                "which columns a split takes")
+        ->group(group);
+}
+
 }  // namespace
 
 std::string in_quotes(const std::string& text) { return "'" + printable(text) + "'"; }
@@ -117,22 +134,13 @@ void add_run_flags(CLI::App& app, RunFlags& flags, bool all_kernels) {
         ->capture_default_str();
     word_option(app, "--kernel", flags.kernel, words(kernel_names()), "force a kernel");
     word_option(app, "--p-format", flags.p_format, words({"e4m3", "f16", "bf16", "f64"}),
-                "format of the softmax weights")
+                "format of the softmax weights P")
         ->transform(CLI::Validator(drop_p_prefix, "", "prefix"));
     integer_option(app, "--threads", flags.threads, 1, 4096,
                    "threads of a CPU kernel; never changes a bit (default: all)");
-    integer_option(app, "--splits", flags.splits, 1, max_int32,
-                   "shares of a row's columns (default: the plan chooses)");
-    integer_option(app, "--chunk", flags.chunk, 1, max_int32, "columns per chunk (default: the plan chooses)");
-    word_option(app, "--anchor", flags.anchor,
-                {std::string(name(Anchor::split_running_max)), std::string(name(Anchor::chunk_max)),
-                 std::string(name(Anchor::row_max))},
-                "what exponents of the weights are relative to");
-    word_option(app, "--columns", flags.columns,
-                {std::string(name(ColumnRule::blocks)), std::string(name(ColumnRule::interleaved))},
-                "which columns a split takes");
     app.add_flag("--allow-unverified", flags.allow_unverified,
                  "offer GPU kernels that nobody ran on this architecture");
+    add_schedule_flags(app, flags);
 }
 
 std::vector<DeviceSpec> devices_of(const RunFlags& flags) {
@@ -157,6 +165,7 @@ PlanOptions plan_options(const RunFlags& flags) {
     if (!flags.p_format.empty() && flags.p_format != "all") options.p_format = find_p_format(flags.p_format);
     if (flags.splits != 0) options.splits = static_cast<int>(flags.splits);
     if (flags.chunk != 0) options.chunk = static_cast<int>(flags.chunk);
+    if (flags.p_scale != 0) options.p_scale = static_cast<float>(flags.p_scale);
     if (!flags.anchor.empty()) options.anchor = find_anchor(flags.anchor);
     if (!flags.columns.empty()) options.columns = find_column_rule(flags.columns);
     options.allow_unverified = flags.allow_unverified;

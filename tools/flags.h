@@ -44,6 +44,7 @@ struct RunFlags {
     std::int64_t threads = 0;  ///< 0: all
     std::int64_t splits = 0;   ///< this and the rest, when 0 or "": the plan chooses
     std::int64_t chunk = 0;
+    double p_scale = 0;
     std::string anchor;
     std::string columns;
     bool allow_unverified = false;

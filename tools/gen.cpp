@@ -169,16 +169,21 @@ Status run_gen(const GenFlags& flags) {
 }
 
 void add_token_id_flags(CLI::App& app, GenFlags& flags) {
+    const std::string group = "Token ids";
     CLI::Option* ids = app.add_flag("--token-ids", flags.token_ids,
                                     "token ids and a block table instead of slots; counts are of kept ids");
+    ids->group(group);
     integer_option(app, "--world", flags.sharding.world, 1, max_int32, "ranks that share the context")
         ->capture_default_str()
+        ->group(group)
         ->needs(ids);
     integer_option(app, "--rank", flags.sharding.rank, 0, max_int32, "the rank whose cache this is")
         ->capture_default_str()
+        ->group(group)
         ->needs(ids);
     integer_option(app, "--interleave", flags.sharding.interleave, 1, max_int32, "tokens per rank in turn")
         ->capture_default_str()
+        ->group(group)
         ->needs(ids);
 }
 

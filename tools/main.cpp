@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "sparsemla/device.h"
+#include "tools/help.h"
 #include "tools/output.h"
 #include "tools/subcommands.h"
 
@@ -48,10 +49,10 @@ Status usage_error(const std::string& message) {
 /// The message of a parse error. The parser's own text for an unknown command does not name it.
 std::string parse_message(const CLI::ParseError& error, const std::vector<Subcommand>& subcommands, int argc,
                           char** argv) {
-    if (error.get_exit_code() != static_cast<int>(CLI::ExitCodes::RequiredError)) return error.what();
+    if (error.get_exit_code() != static_cast<int>(CLI::ExitCodes::RequiredError)) return parse_error_text(error);
     std::string names;
     for (const Subcommand& subcommand : subcommands) {
-        if (subcommand.app->parsed()) return error.what();
+        if (subcommand.app->parsed()) return parse_error_text(error);
         names += (names.empty() ? "" : ", ") + subcommand.app->get_name();
     }
     return fmt::format("command: need one of {}, got {}", names, argc > 1 ? in_quotes(argv[1]) : "nothing");
@@ -62,7 +63,7 @@ Status parse_and_run(int argc, char** argv) {
     app.footer(examples);
     app.require_subcommand(1);
     app.set_version_flag("--version", "sparsemla " + build_info().version);
-    app.get_formatter()->column_width(34);
+    app.formatter(std::make_shared<HelpFormatter>());
     std::vector<Subcommand> subcommands;
     for (const auto add : {add_env, add_gen, add_decode, add_check, add_plan, add_convert, add_info, add_bench})
         subcommands.push_back(add(app));

@@ -90,7 +90,12 @@ std::string format_seconds(double seconds) {
     return fmt::format("{:.{}f} {}", value, decimals, units[unit]);
 }
 
-std::string format_number(double value) { return fmt::format("{:.4g}", value); }
+std::string format_number(double value) {
+    // The sign of a NaN says nothing.
+    return std::isnan(value) ? "nan" : fmt::format("{:.4g}", value);
+}
+
+std::string format_ratio(double value) { return value < 1000 ? fmt::format("{:.3f}", value) : format_number(value); }
 
 std::string format_small(double value) { return value == 0 ? "0" : fmt::format("{:.1e}", value); }
 

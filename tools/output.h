@@ -38,6 +38,7 @@ std::string format_count(std::int64_t value);                   ///< "1,234,567"
 std::string format_bytes(std::int64_t bytes);                   ///< "512 B", "1.3 MiB"
 std::string format_seconds(double seconds);                     ///< "12.3 us", "4.56 ms"
 std::string format_number(double value);                        ///< four significant digits, "inf", "nan"
+std::string format_ratio(double value);                         ///< "0.123"
 std::string format_small(double value);                         ///< an error: "1.2e-04", "0"
 std::string plural(std::int64_t count, std::string_view noun);  ///< "1 row", "8 rows"
 

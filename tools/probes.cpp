@@ -81,8 +81,10 @@ HWY_EXPORT(run_read);
 
 namespace {
 
-constexpr int attempts = 5;
-constexpr long fma_iterations = 4'000'000;
+/// Short attempts and many: only one needs to find all threads undisturbed.
+constexpr int fma_attempts = 25;
+constexpr int read_attempts = 8;
+constexpr long fma_iterations = 1'000'000;
 constexpr std::size_t buffer_floats = std::size_t{64} << 20;
 
 /// Keeps the probes' results alive, so that no compiler drops the loops.
@@ -111,7 +113,7 @@ double together(int threads, Work&& work) {
 
 double measure_fma(int threads) {
     double best = 0;
-    for (int attempt = 0; attempt < attempts; ++attempt) {
+    for (int attempt = 0; attempt < fma_attempts; ++attempt) {
         const double seconds = together(threads, [](int) { sink = HWY_DYNAMIC_DISPATCH(run_fma)(fma_iterations); });
         best = std::max(best, HWY_DYNAMIC_DISPATCH(fma_operations)(fma_iterations) * threads / seconds);
     }
@@ -126,7 +128,7 @@ double measure_read(int threads) {
     const auto part = [&](int t) { return buffer.get() + static_cast<std::size_t>(t) * share; };
     together(threads, [&](int t) { std::fill_n(part(t), share, 1.0F); });
     double best = 0;
-    for (int attempt = 0; attempt < attempts; ++attempt) {
+    for (int attempt = 0; attempt < read_attempts; ++attempt) {
         const double seconds = together(threads, [&](int t) { sink = HWY_DYNAMIC_DISPATCH(run_read)(part(t), share); });
         best = std::max(best, static_cast<double>(share * sizeof(float)) * threads / seconds);
     }

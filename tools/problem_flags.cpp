@@ -13,26 +13,36 @@ namespace {
 constexpr std::int64_t max_int32 = std::numeric_limits<std::int32_t>::max();
 constexpr std::int64_t max_stride_bytes = std::int64_t{1} << 40;
 
-void add_source_shape(CLI::App& app, SourceFlags& source, const std::string& prefix, const std::string& which) {
-    integer_option(app, "--" + prefix + "record-bytes", source.record_bytes, 1, max_int32,
-                   which + ": bytes of a record, which tell the two fp8 records apart");
-    app.add_flag("--" + prefix + "split-rope", source.split_rope,
-                 which + ": latent and rope are two tensors, bf16 records");
-    integer_option(app, "--" + prefix + "width", source.width, 0, max_int32, which + ": columns of the slots list")
-        ->capture_default_str();
-    word_option(app, "--" + prefix + "layout", source.layout, {"planar", "contiguous"},
-                which + ": where scales lie, for a record that has both forms");
+/// `prefix` is "" or "extra-"; the second source's options need its record.
+void finish_group(CLI::App& app, const std::string& prefix, std::initializer_list<const char*> options) {
+    for (const char* option : options) {
+        CLI::Option* added = app.get_option("--" + prefix + option);
+        added->group(prefix.empty() ? "First source" : "Second source, with --extra-record");
+        if (!prefix.empty()) added->needs("--extra-record");
+    }
 }
 
-void add_source_geometry(CLI::App& app, SourceFlags& source, const std::string& prefix, const std::string& which) {
-    integer_option(app, "--" + prefix + "page-size", source.page_size, 1, max_int32, which + ": tokens of a page")
+void add_source_shape(CLI::App& app, SourceFlags& source, const std::string& prefix) {
+    integer_option(app, "--" + prefix + "record-bytes", source.record_bytes, 1, max_int32,
+                   "bytes of a record, which tell the two fp8 records apart (default: the longer)");
+    integer_option(app, "--" + prefix + "width", source.width, 0, max_int32, "columns of the slots list")
+        ->capture_default_str();
+    word_option(app, "--" + prefix + "layout", source.layout, {"planar", "contiguous"},
+                "where scales lie, for a record that has both forms");
+    app.add_flag("--" + prefix + "split-rope", source.split_rope, "bf16 records: latent and rope are two tensors");
+    finish_group(app, prefix, {"record-bytes", "width", "layout", "split-rope"});
+}
+
+void add_source_geometry(CLI::App& app, SourceFlags& source, const std::string& prefix) {
+    integer_option(app, "--" + prefix + "page-size", source.page_size, 1, max_int32, "tokens of a page")
         ->capture_default_str();
     integer_option(app, "--" + prefix + "slots-per-page", source.slots_per_page, 1, max_int32,
-                   which + ": slots from page to page, contiguous records (default: the page size)");
+                   "slots from page to page, contiguous records (default: the page size)");
     integer_option(app, "--" + prefix + "page-stride-bytes", source.page_stride_bytes, 1, max_stride_bytes,
-                   which + ": bytes from page to page (default: dense)");
+                   "bytes from page to page (default: dense)");
     integer_option(app, "--" + prefix + "pages", source.pages, 1, max_int32,
-                   which + ": pages (default: enough for twice the widest row)");
+                   "pages (default: enough for twice the widest row)");
+    finish_group(app, prefix, {"page-size", "slots-per-page", "page-stride-bytes", "pages"});
 }
 
 harness::SourceRecipe source_recipe(const SourceFlags& flags, const std::string& prefix) {
@@ -77,27 +87,23 @@ CLI::Option* add_problem_flags(CLI::App& app, ProblemFlags& flags) {
     CLI::Option* record = word_option(app, "--record", flags.first.record, record_names(), "cache record");
     integer_option(app, "--rows", flags.rows, 0, max_int32, "query tokens of the step")->capture_default_str();
     integer_option(app, "--heads", flags.heads, 1, max_heads, "query heads, 1 to 128")->capture_default_str();
-    add_source_shape(app, flags.first, "", "source 0");
-    CLI::Option* extra =
-        word_option(app, "--extra-record", flags.extra.record, record_names(), "record of a second source");
-    add_source_shape(app, flags.extra, "extra-", "source 1");
-    app.add_flag("--one-list", flags.one_list,
-                 "two sources: one slots list, source 0's columns first, and one count for both");
-    for (const char* option :
-         {"--extra-record-bytes", "--extra-width", "--extra-layout", "--extra-split-rope", "--one-list"})
-        app.get_option(option)->needs(extra);
     word_option(app, "--query", flags.query, {"e4m3", "bf16"}, "query (default: e4m3 for record fp8, else bf16)");
     app.add_flag("--sinks", flags.sinks, "one attention sink per head");
     word_option(app, "--lse", flags.lse, {"natural", "log2"}, "base of the LSE")->capture_default_str();
+    add_source_shape(app, flags.first, "");
+    word_option(app, "--extra-record", flags.extra.record, record_names(), "record of a second source")
+        ->group("Second source, with --extra-record");
+    add_source_shape(app, flags.extra, "extra-");
+    app.add_flag("--one-list", flags.one_list,
+                 "one slots list for both sources, source 0's columns first, and one count over both")
+        ->group("Second source, with --extra-record")
+        ->needs("--extra-record");
     return record;
 }
 
 void add_geometry_flags(CLI::App& app, ProblemFlags& flags) {
-    add_source_geometry(app, flags.first, "", "source 0");
-    add_source_geometry(app, flags.extra, "extra-", "source 1");
-    for (const char* option :
-         {"--extra-page-size", "--extra-slots-per-page", "--extra-page-stride-bytes", "--extra-pages"})
-        app.get_option(option)->needs("--extra-record");
+    add_source_geometry(app, flags.first, "");
+    add_source_geometry(app, flags.extra, "extra-");
 }
 
 harness::Recipe recipe_of(const ProblemFlags& flags) {

@@ -11,7 +11,7 @@
 namespace sparsemla::tool {
 namespace {
 
-constexpr double row_height = 22, top = 84, bottom = 46, plot_width = 560, right = 110, character_width = 6.7;
+constexpr double row_height = 22, top = 84, bottom = 46, plot_width = 560, right = 110, character_width = 7.4;
 
 /// Distinguishable with the common colour deficiencies too.
 constexpr std::array<const char*, 7> colours = {"#0072b2", "#d55e00", "#009e73", "#cc79a7",
@@ -62,10 +62,18 @@ std::string line_between(double x1, double y1, double x2, double y2, const std::
         y1, x2, y2, colour, width);
 }
 
+/// "20 us": step * 10^decade seconds.
+std::string tick_label(double step, int decade) {
+    constexpr std::array<const char*, 4> units = {"ns", "us", "ms", "s"};
+    const int thousands = std::clamp((decade + 9) / 3, 0, 3);
+    return fmt::format("{:g} {}", step * std::pow(10.0, decade + 9 - 3 * thousands),
+                       units[static_cast<std::size_t>(thousands)]);
+}
+
 /// Lines at 1, 2 and 5 times powers of ten; only the powers where those would crowd.
 std::string grid(const Axis& axis, double height) {
     std::string svg;
-    const bool few_decades = axis.high - axis.low < 3;
+    const bool few_decades = axis.high - axis.low < 3.5;
     for (int decade = static_cast<int>(std::floor(axis.low)); decade <= std::ceil(axis.high); ++decade)
         for (const double step : {1.0, 2.0, 5.0}) {
             const double seconds = step * std::pow(10.0, decade);
@@ -73,13 +81,13 @@ std::string grid(const Axis& axis, double height) {
             if (position < axis.low || position > axis.high || (step != 1.0 && !few_decades)) continue;
             svg += line_between(axis.at(seconds), top - 6, axis.at(seconds), height - bottom + 4, "#dddddd", 1);
             svg +=
-                text_at(axis.at(seconds), height - bottom + 20, "middle", "fill=\"#555555\"", format_seconds(seconds));
+                text_at(axis.at(seconds), height - bottom + 20, "middle", "fill=\"#555555\"", tick_label(step, decade));
         }
     return svg;
 }
 
 std::string draw_point(const PlotPoint& point, const Axis& axis, double y, const std::string& colour) {
-    std::string svg = text_at(axis.left - 10, y + 4, "end", "", point.label);
+    std::string svg;
     if (point.limit_s > 0)
         svg += line_between(axis.at(point.limit_s), y - 6, axis.at(point.limit_s), y + 6, "#999999", 2);
     svg += line_between(axis.at(point.low_s), y, axis.at(point.high_s), y, colour, 2);
@@ -127,7 +135,10 @@ std::string to_svg(const Plot& plot) {
     svg += text_at(16, 42, "start", "fill=\"#555555\"", plot.subtitle);
     svg += legend(series, 22) + grid(axis, height);
     double y = top + row_height / 2;
+    std::string label;
     for (const PlotPoint& point : plot.points) {
+        if (point.label != label) svg += text_at(axis.left - 10, y + 4, "end", "", point.label);
+        label = point.label;
         const auto index =
             static_cast<std::size_t>(std::find(series.begin(), series.end(), point.series) - series.begin());
         svg += draw_point(point, axis, y, colours[index % colours.size()]);

@@ -301,7 +301,8 @@ using CacheView = BasicCacheView<const std::byte>;
 using MutableCacheView = BasicCacheView<std::byte>;
 
 /// Throws Error (naming `argument`) unless the view is one that decode, pack and unpack take: known form, aligned,
-/// page stride of whole records (contiguous) or large enough (planar), num_slots <= 2^31 - 1.
+/// page stride of whole records (contiguous) or large enough (planar), num_slots <= 2^31 - 1. The page stride of a
+/// single page is not looked at.
 void validate(const CacheView& cache, std::string_view argument);
 
 /// Bytes from `data` to one past the last record's last byte: what a caller must have allocated.
@@ -336,17 +337,20 @@ constexpr BasicRecordPointers<Byte> locate(const BasicCacheView<Byte>& cache, st
 
 struct PackOptions {
     float k_scale = 1.0F;              ///< flat fp8: stored value = x / k_scale. Must be 1 for every other record
-    bool power_of_two_scales = false;  ///< fp8_ds_mla and its norope form: scales rounded up to a power of two
+    bool power_of_two_scales = false;  ///< fp8_ds_mla and its norope form: scales rounded up to a power of two.
+                                       ///< Refused for every other record
 };
 
 /// Quantises `values` f32 or bf16 [n, d_qk] into the records of `slots` i32 or i64 [n] (negative: skipped; a slot the
-/// cache does not hold: Error). Exact and deterministic: the bytes are a function of the values alone. NaN gives the
-/// NaN code (for e2m1, which has none, of the group's scale), infinity saturates; neither takes part in a group's
-/// amax. Does not allocate. CPU memory only.
+/// cache does not hold: Error, before anything is written). Exact and deterministic: the bytes are a function of the
+/// values alone, and of equal slots the last wins. NaN gives the NaN code (for e2m1, which has none, of the group's
+/// scale, over zero codes), infinity saturates (bf16 holds it); neither takes part in a group's amax. Needs no memory
+/// that grows with n. CPU memory only.
 void pack(const MutableCacheView& cache, ConstTensor values, ConstTensor slots, const PackOptions& options = {});
 
 /// Dequantises the records of `slots` i32 or i64 [n] into `out` f32 or f64 [n, d_qk], without k_scale. f64 is exact;
-/// f32 is one rounding of it. Slots the cache does not hold give zeros. Does not allocate. CPU memory only.
+/// f32 is one rounding of it. Slots the cache does not hold give zeros. Needs no memory that grows with n. CPU memory
+/// only.
 void unpack(const CacheView& cache, ConstTensor slots, Tensor out);
 
 /// Query quantiser: e4m3 of x / q_scale (float32 division, nearest even, saturating; NaN gives 0x7F).

@@ -12,18 +12,21 @@ namespace {
 constexpr std::int64_t thread_budget_bytes = std::int64_t{20} << 20;
 constexpr std::int64_t row_budget_bytes = std::int64_t{32} << 20;
 
-/// Heads of a task: enough to pay for dequantising the records, few enough that query, tile and sums stay in 1 MiB.
-constexpr int most_tile_groups = 8;
+/// Tasks for each thread, so that an uneven share costs little.
+constexpr std::int64_t tasks_per_thread = 4;
 
 constexpr std::int64_t line_floats = 16;
-constexpr std::int64_t line_bytes = line_floats * static_cast<std::int64_t>(sizeof(float));
+
+constexpr std::int64_t max_head_groups = head_groups(max_heads);
+
+constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 /// Gives out consecutive arrays, each on a line of its own.
 class Arrays {
    public:
     std::int64_t add(std::int64_t floats) {
         const std::int64_t offset = size_;
-        size_ += (floats + line_floats - 1) / line_floats * line_floats;
+        size_ += ceil_div(floats, line_floats) * line_floats;
         return offset;
     }
     std::int64_t size() const { return size_; }
@@ -63,8 +66,12 @@ void lay_out_row(DecodeLayout& layout, const Problem& problem, const Schedule& s
 DecodeLayout decode_layout(const Problem& problem, const Schedule& schedule, int threads) {
     DecodeLayout layout;
     layout.groups = head_groups(problem.heads);
-    layout.head_tiles = std::max(1, (layout.groups + most_tile_groups - 1) / most_tile_groups);
-    layout.tile_groups = (layout.groups + layout.head_tiles - 1) / layout.head_tiles;
+    // Every head tile dequantises the records anew: cut heads only where rows and splits leave threads idle.
+    const std::int64_t splits = std::max<std::int64_t>(1, problem.rows) * schedule.splits;
+    const std::int64_t wanted = ceil_div(tasks_per_thread * threads, splits);
+    layout.tile_groups =
+        static_cast<int>(ceil_div(layout.groups, std::clamp<std::int64_t>(wanted, 1, max_head_groups)));
+    layout.head_tiles = layout.groups == 0 ? 0 : static_cast<int>(ceil_div(layout.groups, layout.tile_groups));
     layout.key_capacity = schedule.chunk + key_padding;
     lay_out_thread(layout);
     lay_out_row(layout, problem, schedule);

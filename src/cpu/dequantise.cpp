@@ -27,6 +27,13 @@ using Floats = hn::CappedTag<float, 16>;
 constexpr float e4m3_factor = 0x1p8F;
 constexpr float e2m1_factor = 0x1p14F;
 
+/// Without an instruction for it, a vector library may convert f16's NaN as if it were a number of 2^16 or more.
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2
+constexpr bool f16_nan_survives = true;
+#else
+constexpr bool f16_nan_survives = false;
+#endif
+
 /// One code a lane to its value / e4m3_factor. Exact, NaN included.
 template <class D>
 HWY_INLINE hn::Vec<D> load_e4m3(D d, const std::byte* bytes) {
@@ -39,7 +46,9 @@ HWY_INLINE hn::Vec<D> load_e4m3(D d, const std::byte* bytes) {
     // One more than the largest magnitude carries into the top exponent bit: the NaN code becomes f16's NaN.
     const auto carried = hn::Add(moved, hn::Set(d16, std::int16_t{0x0080}));
     const auto half = hn::OrAnd(moved, carried, hn::Set(d16, std::int16_t{0x4000}));
-    return hn::PromoteTo(d, hn::BitCast(d_half, half));
+    const auto value = hn::PromoteTo(d, hn::BitCast(d_half, half));
+    if constexpr (f16_nan_survives) return value;
+    return hn::IfThenElse(hn::Ge(hn::Abs(value), hn::Set(d, 0x1p16F)), hn::NaN(d), value);
 }
 
 /// Two codes a byte, the even dimension in the low nibble, to their values / e2m1_factor. Exact. At least two lanes.

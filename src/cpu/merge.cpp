@@ -20,11 +20,11 @@ T at(const ConstTensor& tensor, std::int64_t row, std::int64_t head = 0) {
     return static_cast<const T*>(tensor.data)[row * tensor.strides[0] + head * tensor.strides[1]];
 }
 
-/// The 512 values of one (row, head).
-template <class T, class Void>
-auto* values_of(const BasicTensor<Void>& tensor, std::int64_t row, std::int64_t head) {
-    using Value = std::conditional_t<std::is_const_v<Void>, const T, T>;
-    return static_cast<Value*>(tensor.data) + row * tensor.strides[0] + head * tensor.strides[1];
+/// The 512 values of one (row, head), in the tensor's dtype.
+template <class Byte, class Void>
+Byte* values_of(const BasicTensor<Void>& tensor, std::int64_t row, std::int64_t head) {
+    const std::int64_t element = row * tensor.strides[0] + head * tensor.strides[1];
+    return static_cast<Byte*>(tensor.data) + element * size_bytes(tensor.dtype);
 }
 
 float power(LseBase base, float exponent) { return base == LseBase::two ? std::exp2(exponent) : std::exp(exponent); }
@@ -79,6 +79,8 @@ Softmax softmax_of(const MergeArgs& args, const Summary& summary, std::int64_t h
 }
 
 float merged_lse(const MergeArgs& args, const Summary& summary) {
+    if (!summary.defined) return not_a_number;
+    if (summary.contributors == 0) return -infinity;
     if (summary.contributors == 1 && args.partial_base == args.lse_base) return summary.peak;
     const bool two = args.partial_base == LseBase::two;
     const double sum = summary.sum;
@@ -87,63 +89,55 @@ float merged_lse(const MergeArgs& args, const Summary& summary) {
     return static_cast<float>(lse);
 }
 
-using Accumulator = float[value_dims];
+using Values = float[value_dims];
 
-void add(Accumulator& sum, float weight, const float* values) {
-    for (int d = 0; d < value_dims; ++d) sum[d] += weight * values[d];
-}
-
-void add(Accumulator& sum, float weight, const std::uint16_t* values) {
-    for (int d = 0; d < value_dims; ++d) sum[d] += weight * bf16_to_float(values[d]);
-}
-
-void store(const Tensor& out, std::int64_t row, std::int64_t head, const Accumulator& values) {
-    if (out.dtype == DType::f32) {
-        std::copy_n(values, value_dims, values_of<float>(out, row, head));
-        return;
-    }
-    std::transform(values, values + value_dims, values_of<std::uint16_t>(out, row, head), float_to_bf16);
-}
-
-/// The partial's values as they are: equal dtypes keep every bit.
-void pass_through(const MergeArgs& args, const Partial& partial, std::int64_t row, std::int64_t head) {
-    if (partial.out.dtype == args.out.dtype) {
-        const auto bytes = static_cast<std::size_t>(value_dims * size_bytes(args.out.dtype));
-        if (args.out.dtype == DType::f32)
-            std::memcpy(values_of<float>(args.out, row, head), values_of<float>(partial.out, row, head), bytes);
-        else
-            std::memcpy(values_of<std::uint16_t>(args.out, row, head), values_of<std::uint16_t>(partial.out, row, head),
-                        bytes);
-        return;
-    }
-    Accumulator values;
-    if (partial.out.dtype == DType::f32)
-        std::copy_n(values_of<float>(partial.out, row, head), value_dims, values);
+void load(const ConstTensor& tensor, std::int64_t row, std::int64_t head, Values& values) {
+    const auto* stored = values_of<const std::byte>(tensor, row, head);
+    if (tensor.dtype == DType::f32)
+        std::copy_n(reinterpret_cast<const float*>(stored), value_dims, values);
     else
-        std::transform(values_of<std::uint16_t>(partial.out, row, head),
-                       values_of<std::uint16_t>(partial.out, row, head) + value_dims, values, bf16_to_float);
-    store(args.out, row, head, values);
+        std::transform(reinterpret_cast<const std::uint16_t*>(stored),
+                       reinterpret_cast<const std::uint16_t*>(stored) + value_dims, values, bf16_to_float);
+}
+
+void store(const Values& values, const Tensor& tensor, std::int64_t row, std::int64_t head) {
+    auto* stored = values_of<std::byte>(tensor, row, head);
+    if (tensor.dtype == DType::f32)
+        std::copy_n(values, value_dims, reinterpret_cast<float*>(stored));
+    else
+        std::transform(values, values + value_dims, reinterpret_cast<std::uint16_t*>(stored), float_to_bf16);
+}
+
+/// The partial's values as they are: equal dtypes keep every bit, NaN payloads included.
+void pass_through(const Tensor& out, const Partial& partial, std::int64_t row, std::int64_t head) {
+    if (partial.out.dtype == out.dtype) {
+        std::memcpy(values_of<std::byte>(out, row, head), values_of<const std::byte>(partial.out, row, head),
+                    static_cast<std::size_t>(value_dims * size_bytes(out.dtype)));
+        return;
+    }
+    Values values;
+    load(partial.out, row, head, values);
+    store(values, out, row, head);
 }
 
 void merge_values(const MergeArgs& args, const Summary& summary, std::int64_t row, std::int64_t head) {
-    Accumulator sum = {};
+    Values sum = {};
     if (!summary.defined) std::fill_n(sum, value_dims, not_a_number);
     if (summary.defined && summary.contributors != 0) {
         const Softmax softmax = softmax_of(args, summary, head);
         // One partial of weight 1: there is no sink, or one too small to matter.
         if (summary.contributors == 1 && softmax.total == 1.0F && softmax.top == summary.peak)
-            return pass_through(args, *summary.last, row, head);
+            return pass_through(args.out, *summary.last, row, head);
         for (const Partial& partial : args.partials) {
             const float lse = lse_of(args, partial, row, head);
             if (lse == -infinity) continue;
             const float weight = power(args.partial_base, lse - softmax.top) / softmax.total;
-            if (partial.out.dtype == DType::f32)
-                add(sum, weight, values_of<float>(partial.out, row, head));
-            else
-                add(sum, weight, values_of<std::uint16_t>(partial.out, row, head));
+            Values values;
+            load(partial.out, row, head, values);
+            for (int d = 0; d < value_dims; ++d) sum[d] += weight * values[d];
         }
     }
-    store(args.out, row, head, sum);
+    store(sum, args.out, row, head);
 }
 
 }  // namespace
@@ -153,11 +147,9 @@ void merge_cpu(const MergeArgs& args) {
         for (std::int64_t head = 0; head < args.heads; ++head) {
             const Summary summary = summarise(args, row, head);
             merge_values(args, summary, row, head);
-            if (!args.lse.present()) continue;
-            *(static_cast<float*>(args.lse.data) + row * args.lse.strides[0] + head * args.lse.strides[1]) =
-                !summary.defined            ? not_a_number
-                : summary.contributors == 0 ? -infinity
-                                            : merged_lse(args, summary);
+            if (args.lse.present())
+                static_cast<float*>(args.lse.data)[row * args.lse.strides[0] + head * args.lse.strides[1]] =
+                    merged_lse(args, summary);
         }
 }
 

@@ -3,9 +3,12 @@
 #pragma once
 
 #include <tbb/blocked_range.h>
+#include <tbb/global_control.h>
 #include <tbb/parallel_for.h>
 #include <tbb/task_arena.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 
 #if defined(__SANITIZE_THREAD__)
@@ -46,7 +49,8 @@ class Gate {
 /// A fixed number of threads that run loops. Made per call: it owns no thread, oneTBB's pool does.
 class ThreadTeam {
    public:
-    explicit ThreadTeam(int threads) : threads_(threads), arena_(threads) {}
+    /// No more threads than oneTBB may use: it would print a warning.
+    explicit ThreadTeam(int threads) : threads_(std::min(threads, allowed_threads())), arena_(threads_) {}
 
     int threads() const { return threads_; }
 
@@ -74,6 +78,11 @@ class ThreadTeam {
     }
 
    private:
+    static int allowed_threads() {
+        return static_cast<int>(std::min<std::size_t>(
+            tbb::global_control::active_value(tbb::global_control::max_allowed_parallelism), 1 << 16));
+    }
+
     int threads_;
     tbb::task_arena arena_;
 };

@@ -78,7 +78,7 @@ void unpack(const CacheView& cache, ConstTensor slots, Tensor out) {
                          {.argument = "out",
                           .dtypes = {DType::f32, DType::f64},
                           .shape = {Extent::exactly(slots.shape[0]), Extent::exactly(cache.layout().d_qk(), "d_qk")}});
-    std::vector<detail::Region> inputs = detail::regions_of(cache, "cache");
+    detail::Regions inputs = detail::regions_of(cache, "cache");
     inputs.push_back(detail::region_of(slots, "slots"));
     detail::check_no_overlap({detail::region_of(out, "out")}, inputs);
     if (out.dtype == DType::f32)
