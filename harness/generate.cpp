@@ -1,7 +1,5 @@
 #include "harness/generate.h"
 
-#include <tbb/parallel_for.h>
-
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -12,6 +10,7 @@
 #include "harness/columns.h"
 #include "harness/latents.h"
 #include "harness/oracle.h"
+#include "harness/parallel.h"
 #include "harness/random.h"
 #include "sparsemla/formats.h"
 
@@ -168,9 +167,9 @@ OwnedTensor make_query(const Recipe& recipe, const Latents& latents, const Colum
                        float& q_scale) {
     const std::int64_t d_qk = latents.d_qk();
     std::vector<float> values(static_cast<std::size_t>(recipe.rows * recipe.heads * d_qk));
-    tbb::parallel_for(std::int64_t{0}, recipe.rows, [&](std::int64_t row) {
+    for_each_index(recipe.rows, [&](std::int64_t row) {
         const std::vector<Token> tokens = tokens_of(lists, row);
-        tbb::parallel_for(std::int64_t{0}, recipe.heads, [&](std::int64_t head) {
+        for_each_index(recipe.heads, [&](std::int64_t head) {
             latents.query(row, head, tokens, softmax_scale, values.data() + (row * recipe.heads + head) * d_qk);
         });
     });

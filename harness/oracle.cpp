@@ -1,19 +1,18 @@
 #include "harness/oracle.h"
 
-#include <tbb/blocked_range.h>
-#include <tbb/parallel_for.h>
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <utility>
 
+#include "harness/parallel.h"
 #include "sparsemla/formats.h"
 
 namespace sparsemla::harness {
 
 namespace {
 
+constexpr std::int64_t block_records = 64;  // dequantised at a time
 constexpr int lanes = 8;  // independent sums, so that the compiler can use vectors; every d_qk is a multiple
 
 /// The records that a row's active columns name, of all sources together, each once: columns that repeat a record have
@@ -64,10 +63,11 @@ void append_records(const CaseSource& source, std::vector<std::int32_t> slots, C
     const auto n = static_cast<std::int64_t>(distinct.size());
     columns.k_scale.insert(columns.k_scale.end(), distinct.size(), source.k_scale);
     columns.keys.resize(static_cast<std::size_t>((before + n) * d_qk));
-    tbb::parallel_for(tbb::blocked_range<std::int64_t>(0, n, 64), [&](const auto& range) {
-        const auto size = static_cast<std::int64_t>(range.size());
-        unpack(source.cache, dense(std::as_const(distinct).data() + range.begin(), DType::i32, {size}),
-               dense(columns.keys.data() + (before + range.begin()) * d_qk, DType::f64, {size, d_qk}));
+    for_each_index((n + block_records - 1) / block_records, [&](std::int64_t block) {
+        const std::int64_t first = block * block_records;
+        const std::int64_t size = std::min(block_records, n - first);
+        unpack(source.cache, dense(std::as_const(distinct).data() + first, DType::i32, {size}),
+               dense(columns.keys.data() + (before + first) * d_qk, DType::f64, {size, d_qk}));
     });
 }
 
@@ -220,7 +220,7 @@ Oracle compute_oracle(const CaseStep& step) {
         if (columns.count() == 0) continue;
         sum_values(columns, step.query.shape[2], step.out_scale, row, oracle);
         const double largest = largest_value(oracle, row);
-        tbb::parallel_for(std::int64_t{0}, step.heads, [&](std::int64_t head) {
+        for_each_index(step.heads, [&](std::int64_t head) {
             decode_head(step, columns, row, head, oracle);
             double& magnitude = oracle.largest_magnitude[static_cast<std::size_t>(row * step.heads + head)];
             magnitude = max_or_nan(magnitude, largest);

@@ -20,15 +20,19 @@ T& not_null(T* pointer, const std::string& argument) {
     return *pointer;
 }
 
+/// No version's struct is longer: a larger size was never set.
+inline constexpr std::size_t longest_struct_bytes = 4096;
+
 /// The size that a C struct states, refused if it ends before the fields that every version has.
 template <class T>
 std::size_t stated_size(const T* given, std::size_t min_size, const std::string& argument) {
     not_null(given, argument);
     std::size_t size = 0;
     std::memcpy(&size, given, sizeof size);
-    if (size < min_size)
+    if (size < min_size || size > longest_struct_bytes)
         throw Error(ErrorKind::invalid_argument, argument + ".size",
-                    std::to_string(min_size) + " bytes or more (set it to sizeof the struct)", std::to_string(size));
+                    "sizeof the struct, " + std::to_string(min_size) + " .. " + std::to_string(longest_struct_bytes),
+                    std::to_string(size));
     return size;
 }
 

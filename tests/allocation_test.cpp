@@ -1,7 +1,9 @@
-// After planning, a call allocates nothing: every allocation of this program is counted.
+// After planning, a call allocates nothing: every allocation of this thread is counted.
 #include <gtest/gtest.h>
 
-#include <atomic>
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <memory>
 #include <new>
@@ -13,7 +15,7 @@
 
 namespace {
 
-std::atomic<std::int64_t> allocations{0};
+thread_local std::int64_t allocations = 0;  // of this thread: oneTBB's own threads come and go as they like
 
 void* counted(std::size_t bytes, std::size_t alignment) {
     ++allocations;
@@ -29,10 +31,11 @@ void* operator new(std::size_t bytes) { return counted(bytes, alignof(std::max_a
 void* operator new(std::size_t bytes, std::align_val_t alignment) {
     return counted(bytes, static_cast<std::size_t>(alignment));
 }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
-void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
+// Not inlined: the compiler would then see new paired with free and warn.
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
 
 namespace sparsemla {
 namespace {

@@ -101,8 +101,11 @@ static void test_sizes(void) {
     s->source.size = 4;
     expect_refused(sparsemla_plan_create(&s->problem, &s->device, NULL, &plan), SPARSEMLA_INVALID_ARGUMENT,
                    "sources[0].size", "a source of 4 bytes");
-    s->device.size = SIZE_MAX / 2 > sizeof s->device ? sizeof s->device - 1 : 0;
+    s->source.size = SIZE_MAX;
+    expect_refused(sparsemla_plan_create(&s->problem, &s->device, NULL, &plan), SPARSEMLA_INVALID_ARGUMENT,
+                   "sources[0].size", "a source whose size was never set");
     s->source.size = sizeof s->source;
+    s->device.size = sizeof s->device - 1;
     expect_refused(sparsemla_plan_create(&s->problem, &s->device, NULL, &plan), SPARSEMLA_INVALID_ARGUMENT,
                    "device.size", "a device spec cut short");
 }

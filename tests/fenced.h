@@ -65,7 +65,7 @@ class Fenced {
     }
     Memory memory() const { return {data_, size_}; }
 
-    void fill(int byte) { std::memset(data_, byte, size_); }
+    void fill(int byte) { std::fill_n(data_, size_, static_cast<std::byte>(byte)); }
     /// Whether an access may write: inputs are made read-only while a call runs.
     void writable(bool yes) {
         if (inner_bytes_ == 0) return;

@@ -1,4 +1,4 @@
-// K16, K17: global and local, logical and stored positions through conversion and decode; widths of lists and tables.
+// K16, K17, and lists through conversion: global and local, logical and stored positions; widths of lists and tables.
 #include <numeric>
 
 #include "sparsemla/indices.h"
@@ -286,6 +286,84 @@ TEST_P(K17_TableOrBufferWidthOff, B057_GlobalAndLocalTableWidth) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, K17_TableOrBufferWidthOff, testing::ValuesIn(kernels_and_layouts()), test_name);
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Faults of lists and tables that conversion must keep from decode.
+class K12_K13_K14_ConvertedLists : public EveryKernel {
+   protected:
+    static Step step_of(std::int64_t rows, std::int64_t width, std::int64_t pages, std::int64_t page_size) {
+        return Step({.rows = rows, .heads = 1, .sources = {{.width = width, .pages = pages, .page_size = page_size}}});
+    }
+};
+
+// B045: ids past the table; the last request's row of the table ends at unmapped memory.
+TEST_P(K12_K13_K14_ConvertedLists, B045_IdsPastTheTable) {
+    Step step = step_of(1, 5, 4, 64);
+    const std::vector<std::int32_t> table = {3, 1, 0, 2};
+    histogram_by_token(step, table, {}, 256);
+    Fenced fenced(table.size() * 4, 4);
+    std::copy(table.begin(), table.end(), fenced.as<std::int32_t>());
+    Conversion conversion({{256, 255, 257, INT32_MAX, 0}}, {table});
+    ConvertArgs args = conversion.args(step.cache());
+    args.block_table = dense(fenced.as<const std::int32_t>(), DType::i32, {1, 4});
+    convert_indices(args);
+    EXPECT_EQ(conversion.counts[0], 2);
+    step.args.sources[0].slots = args.slots;
+    step.args.sources[0].counts = args.counts;
+    expect_histogram(step.run({.kernel = kernel()}), 0, {255, 0});
+}
+
+// B046: unsorted, repeated and invalid ids: order and duplicates stay, the rest goes.
+TEST_P(K12_K13_K14_ConvertedLists, B046_DegenerateList) {
+    constexpr std::int32_t width = 2048;
+    Step step = step_of(1, width, 8, 64);
+    const std::vector<std::int32_t> table = {7, 0, 6, 1, 5, 2, 4, 3};
+    histogram_by_token(step, table, {}, 512);
+    std::vector<std::int32_t> ids, kept;
+    for (std::int32_t i = 0; i < width; ++i) {
+        const bool invalid = i % 16 < 7;  // scattered
+        const std::int32_t bad[] = {-1, -1, INT32_MAX, -1, INT32_MIN, 512, -1};
+        ids.push_back(invalid ? bad[i % 16] : i * 331 % 512);
+        if (!invalid) kept.push_back(ids.back());
+    }
+    Conversion conversion({ids}, {table});
+    const Result result = run(step, conversion, kernel());
+    ASSERT_EQ(conversion.counts[0], std::ssize(kept));
+    for (std::size_t i = 0; i < kept.size(); ++i) {
+        const auto token = static_cast<std::size_t>(kept[i]);
+        ASSERT_EQ(conversion.slots[i], table[token / 64] * 64 + kept[i] % 64) << "column " << i;
+    }
+    expect_histogram(result, 0, kept);
+}
+
+// B052: the table is a row slice and a column slice of a padded allocation.
+TEST_P(K12_K13_K14_ConvertedLists, B052_TableCutFromALargerOne) {
+    constexpr std::int64_t requests = 3;
+    constexpr std::int64_t used = 17;
+    constexpr std::int64_t row_stride = 512;
+    for (const std::int64_t first : {0, 3}) {
+        Step step = step_of(requests, 2, requests * used, 16);
+        std::vector<std::int32_t> big(requests * row_stride, 0);
+        for (std::int64_t r = 0; r < requests; ++r)
+            for (std::int64_t page = 0; page < used; ++page)
+                big[static_cast<std::size_t>(r * row_stride + first + page)] =
+                    static_cast<std::int32_t>(page * requests + r);
+        step.histogram();
+        constexpr std::int32_t last = used * 16 - 1;
+        Conversion conversion({{last, 0}, {last, 0}, {last, 0}}, {std::vector<std::int32_t>(used)});
+        for (std::int32_t r = 0; r < requests; ++r) conversion.request_of_row[static_cast<std::size_t>(r)] = r;
+        ConvertArgs args = conversion.args(step.cache());
+        args.block_table = columns(dense(std::as_const(big).data(), DType::i32, {requests, row_stride}), first, used);
+        convert_indices(args);
+        step.args.sources[0].slots = args.slots;
+        step.args.sources[0].counts = args.counts;
+        const Result result = step.run({.kernel = kernel()});
+        for (std::int32_t r = 0; r < requests; ++r)
+            expect_histogram(result, r, {static_cast<std::int32_t>((used - 1) * requests + r) * 16 + 15, r * 16});
+    }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, K12_K13_K14_ConvertedLists, testing::ValuesIn(kernel_names()), kernel_test_name);
 
 }  // namespace
 }  // namespace sparsemla::test

@@ -22,7 +22,7 @@ TEST_P(K19_DispatchGap, B101_RefusalEqualsPlanning) {
     for (const Device::Kind kind : {Device::Kind::cpu, Device::Kind::cuda})
         for (const DType query_dtype : {DType::f8_e4m3, DType::bf16, DType::f16})
             for (const std::int64_t rows : {-1, 0, 1, 80})
-                for (std::int64_t heads = -1; heads <= 256; ++heads) {
+                for (std::int64_t heads = -1; heads <= 256; heads += heads < 130 ? 1 : 2) {
                     Problem problem{.rows = rows,
                                     .heads = heads,
                                     .query_dtype = query_dtype,
@@ -53,10 +53,11 @@ TEST_P(K19_DispatchGap, B101_RefusalEqualsPlanning) {
                 }
 }
 
-// B023, B101: every head count that is not refused runs and is right, its padding heads full of NaN.
+// B023, B101: head counts around every tile run and is right, its padding heads full of NaN.
 TEST_P(K19_DispatchGap, B023_EveryHeadCountRuns) {
     for (const DType query_dtype : {DType::f8_e4m3, DType::bf16})
-        for (std::int64_t heads = 1; heads <= max_heads; heads += query_dtype == DType::bf16 ? 7 : 1) {
+        for (std::int64_t heads = 1; heads <= max_heads; heads += heads < 34 || heads > 62 ? 1 : 7) {
+            if (heads > 66 && heads < 125 && heads != 96 && heads != 112) continue;
             Step step({.rows = 2,
                        .heads = heads,
                        .query_dtype = query_dtype,
@@ -139,10 +140,12 @@ class K20_LaunchLimitOrZeroSize : public EveryKernel {};
 
 // B024: more rows than a grid dimension of 16 bits counts.
 TEST_P(K20_LaunchLimitOrZeroSize, B024_VeryManyRows) {
-    for (const std::int64_t rows : {65535, 65536, 70000}) {
-        Step step({.rows = rows, .heads = 1, .sources = {{.width = 1}}});
-        step.histogram();
-        for (std::int64_t row = 0; row < rows; ++row) step.list(row, {static_cast<std::int32_t>(row % 509)});
+    constexpr std::int64_t capacity = 70000;
+    Step step({.rows = capacity, .heads = 1, .sources = {{.width = 1}}});
+    step.histogram();
+    for (std::int64_t row = 0; row < capacity; ++row) step.slot(row, 0) = static_cast<std::int32_t>(row % 509);
+    for (const std::int64_t rows : {std::int64_t{65535}, std::int64_t{65536}, capacity}) {
+        step.args.rows = rows;
         const Result result = step.run({.kernel = kernel()});
         for (std::int64_t row = 0; row < rows; row += row < 65000 ? 997 : 1) {
             const auto slot = static_cast<int>(row % 509);

@@ -17,37 +17,12 @@
 #include "sparsemla/decode.h"
 #include "sparsemla/formats.h"
 #include "tests/fenced.h"
+#include "tests/layouts.h"
 
 namespace sparsemla::test {
 
 inline constexpr float infinity = std::numeric_limits<float>::infinity();
 inline constexpr float not_a_number = std::numeric_limits<float>::quiet_NaN();
-
-/// A record in one of the forms that a source may have.
-struct Layout {
-    Record record = Record::fp8_576;
-    RecordForm form = RecordForm::contiguous;
-    bool split_rope = false;
-
-    const RecordLayout& bytes() const { return layout_of(record); }
-};
-
-/// "fp8_576", "bf16_1152_split", "nvfp4_v41_288_planar": a name that test names may hold.
-inline std::string name(const Layout& layout) {
-    return std::string(layout.bytes().name) + "_" + std::to_string(layout.bytes().record_bytes) +
-           (layout.form == RecordForm::planar ? "_planar" : "") + (layout.split_rope ? "_split" : "");
-}
-
-/// Every record in every form.
-inline std::vector<Layout> layouts() {
-    std::vector<Layout> all;
-    for (const RecordLayout& layout : record_layouts) {
-        if (layout.has_contiguous) all.push_back({layout.record, RecordForm::contiguous, false});
-        if (layout.may_split) all.push_back({layout.record, RecordForm::contiguous, true});
-        if (layout.has_planar) all.push_back({layout.record, RecordForm::planar, false});
-    }
-    return all;
-}
 
 struct SourceSpec {
     Layout layout{};
@@ -160,7 +135,8 @@ class Step {
     }
 
     /// Sets the query of one head; dimensions not given are 0.
-    void query(std::int64_t row, std::int64_t head, const std::function<float(int)>& value_of) {
+    template <class ValueOf>
+    void query(std::int64_t row, std::int64_t head, ValueOf value_of) {
         const std::int64_t first = row * args.query.strides[0] + head * args.query.strides[1];
         for (int d = 0; d < d_qk(problem); ++d)
             if (problem.query_dtype == DType::bf16)
@@ -169,15 +145,16 @@ class Step {
                 query_memory_.as<std::uint8_t>()[first + d] = float_to_e4m3(value_of(d));
     }
     /// The same query for every row and head.
-    void query(const std::function<float(int)>& value_of) {
+    template <class ValueOf>
+    void query(ValueOf value_of) {
         for (std::int64_t row = 0; row < rows_; ++row)
-            for (std::int64_t head = 0; head < heads_; ++head) query(row, head, value_of);
+            for (std::int64_t head = 0; head < heads_; ++head) query(row, head, std::ref(value_of));
     }
     float& sink(std::int64_t head) { return sinks_memory_.as<float>()[head]; }
 
     /// Packs one record; the value of dimension d is value_of(d).
-    void record(std::int32_t slot, const std::function<float(int)>& value_of, std::size_t source = 0,
-                const PackOptions& options = {}) {
+    template <class ValueOf>
+    void record(std::int32_t slot, ValueOf value_of, std::size_t source = 0, const PackOptions& options = {}) {
         std::vector<float> values(static_cast<std::size_t>(d_qk(problem)));
         for (std::size_t d = 0; d < values.size(); ++d) values[d] = value_of(static_cast<int>(d));
         pack(cache(source), dense(values.data(), DType::f32, {1, d_qk(problem)}), dense(&slot, DType::i32, {1}),
@@ -219,9 +196,10 @@ class Step {
         DecodeArgs call = args;
         call.workspace = workspace.memory();
         call.state = state.memory();
-        inputs_writable(false);
-        decode(plan, call);
-        inputs_writable(true);
+        {
+            const ReadOnlyInputs guard(*this);
+            decode(plan, call);
+        }
         EXPECT_TRUE(workspace.slack_intact() && state.slack_intact()) << "written beside workspace or state";
         return collect(plan);
     }
@@ -327,7 +305,10 @@ class Step {
         args.query =
             dense(query_memory_.data(), problem.query_dtype, {rows_ + extra_rows, heads_ + extra_heads, d_qk(problem)});
         args.query.strides = {row_stride, head_stride, 1, 0};
-        query([](int) { return 0.0F; });
+        for (std::int64_t row = 0; row < rows_; ++row)
+            for (std::int64_t head = 0; head < heads_; ++head)
+                std::memset(query_memory_.data() + (row * row_stride + head * head_stride) * element, 0,
+                            static_cast<std::size_t>(d_qk(problem) * element));
     }
 
     void make_sinks() {
@@ -349,6 +330,18 @@ class Step {
         lse_memory_ = Fenced(static_cast<std::size_t>(rows * heads) * sizeof(float), 4);
         args.lse = dense(lse_memory_.data(), DType::f32, {rows, heads});
     }
+
+    /// While it lives, a write to an input ends the program.
+    class ReadOnlyInputs {
+       public:
+        explicit ReadOnlyInputs(Step& step) : step_(step) { step_.inputs_writable(false); }
+        ~ReadOnlyInputs() { step_.inputs_writable(true); }
+        ReadOnlyInputs(const ReadOnlyInputs&) = delete;
+        ReadOnlyInputs& operator=(const ReadOnlyInputs&) = delete;
+
+       private:
+        Step& step_;
+    };
 
     void inputs_writable(bool yes) {
         query_memory_.writable(yes);
@@ -374,15 +367,15 @@ class Step {
                       .out_bits = {},
                       .lse_bits = {},
                       .schedule = plan.schedule};
+        result.out_bits.resize(static_cast<std::size_t>(args.rows * heads_ * value_dims));
+        std::uint32_t* bits = result.out_bits.data();
         std::int64_t unwritten = 0;
-        result.out_bits.reserve(static_cast<std::size_t>(args.rows * heads_ * value_dims));
         for (std::int64_t row = 0; row < args.rows; ++row)
             for (std::int64_t head = 0; head < heads_; ++head) {
                 const std::int64_t first = row * args.out.strides[0] + head * args.out.strides[1];
-                for (int d = 0; d < value_dims; ++d)
-                    result.out_bits.push_back(problem.out_dtype == DType::bf16
-                                                  ? take<std::uint16_t>(args.out, first + d, unwritten)
-                                                  : take<std::uint32_t>(args.out, first + d, unwritten));
+                for (std::int64_t i = first; i < first + value_dims; ++i)
+                    *bits++ = problem.out_dtype == DType::bf16 ? take<std::uint16_t>(args.out, i, unwritten)
+                                                               : take<std::uint32_t>(args.out, i, unwritten);
                 if (problem.lse)
                     result.lse_bits.push_back(take<std::uint32_t>(
                         args.lse, row * args.lse.strides[0] + head * args.lse.strides[1], unwritten));

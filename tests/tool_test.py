@@ -176,6 +176,8 @@ class Files(ToolTest):
         limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
         self.refuse("decode", self.case, "-o", self.path("large"), preexec_fn=limit, mentions=["large"])
         self.refuse("gen", self.path("large"), "--record", "fp8", "--width", 4, preexec_fn=limit, mentions=["large"])
+        self.refuse(*Bench.ONE, "--suite", "speed", "--plot", self.path("large"), mentions=["large"],
+                    preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64)))
         self.assertEqual(sorted(os.listdir(self.directory)), before)
 
     def test_failed_write_keeps_the_old_file(self):
@@ -347,7 +349,7 @@ class Check(ToolTest):
         (case,) = self.succeed_json("check", "--kernel", "cpu", self.case)["cases"]
         self.assertEqual(len(case["runs"]), 1)
 
-    def fail(self, path):
+    def check_fails(self, path):
         result = run("check", path)
         self.assertEqual(result.returncode, 1, result.stdout + result.stderr)
         self.assertIn("FAIL", result.stdout)
@@ -363,7 +365,8 @@ class Check(ToolTest):
                 (value,) = struct.unpack_from("<f", payload, at)
                 struct.pack_into("<f", payload, at, value + 1)
 
-            case = self.fail(self.corrupted("wrong_out", change))
+            case = self.check_fails(self.corrupted("wrong_out", change))
+            self.assertIn("again: sparsemla check --device cpu --kernel", run("check", case["path"]).stdout)
             self.assertFalse(case["expected"]["pass"])
             for checked in case["runs"]:
                 self.assertTrue(checked["float64"]["pass"])
@@ -373,7 +376,7 @@ class Check(ToolTest):
         def change(header, payload):
             struct.pack_into("<f", payload, header["expected.out"]["data_offsets"][0] + 4 * (4 * 512 + 5), 0.25)
 
-        self.fail(self.corrupted("wrong_empty", change))
+        self.check_fails(self.corrupted("wrong_empty", change))
 
     def test_wrong_expected_lse(self):
         def change(header, payload):
@@ -381,13 +384,13 @@ class Check(ToolTest):
             (value,) = struct.unpack_from("<f", payload, at)
             struct.pack_into("<f", payload, at, value + 0.05)
 
-        self.fail(self.corrupted("wrong_lse", change))
+        self.check_fails(self.corrupted("wrong_lse", change))
 
     def test_nan_expected(self):
         def change(header, payload):
             struct.pack_into("<f", payload, header["expected.out"]["data_offsets"][0], float("nan"))
 
-        self.fail(self.corrupted("nan_expected", change))
+        self.check_fails(self.corrupted("nan_expected", change))
 
     def test_worst_status_wins_and_all_files_are_tried(self):
         def change(header, payload):

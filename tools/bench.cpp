@@ -58,12 +58,14 @@ Limit limit_of(const Timing& timing, const MachineLimits& machine) {
     return fma >= memory ? Limit{fma, "fma"} : Limit{memory, "memory"};
 }
 
-/// Linear between the order statistics around `share` of the sorted sample.
+/// Linear between the order statistics around `share` of the sorted sample; at least the clock's step, as rates and
+/// logarithms are taken of it.
 double quantile(const std::vector<double>& sorted, double share) {
     const double position = share * static_cast<double>(sorted.size() - 1);
     const auto below = static_cast<std::size_t>(position);
     const std::size_t above = std::min(below + 1, sorted.size() - 1);
-    return sorted[below] + (position - static_cast<double>(below)) * (sorted[above] - sorted[below]);
+    const double value = sorted[below] + (position - static_cast<double>(below)) * (sorted[above] - sorted[below]);
+    return std::max(value, 1e-9);
 }
 
 std::vector<harness::NamedRecipe> chosen_problems(const BenchFlags& flags) {
@@ -245,7 +247,9 @@ Plot plot_of(const std::vector<Timing>& timings, const MachineLimits& machine, c
 Status run_bench(const BenchFlags& flags) {
     if (!flags.plot.empty()) check_output_path(flags.plot);
     const std::vector<harness::NamedRecipe> problems = chosen_problems(flags);
-    const DeviceSpec cpu = devices_of(flags.run).back();
+    RunFlags on_cpu = flags.run;
+    on_cpu.device = "cpu";
+    const DeviceSpec cpu = devices_of(on_cpu).front();
     Progress progress;
     progress.show("measuring the machine's limits");
     const MachineLimits machine = measure_limits(cpu.threads);

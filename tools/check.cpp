@@ -26,7 +26,7 @@ std::string place(const harness::Verdict& verdict) {
 
 std::string verdict_word(bool pass) { return pass ? "PASS" : "FAIL"; }
 
-void add_run(Table& table, const CheckedCase& checked, const CheckedRun& run) {
+void add_run(Table& table, const CheckedCase& checked, const CheckedRun& run, const RunFlags& flags) {
     const harness::Verdict& verdict = run.oracle;
     table.add_row(
         {run.kernel, run.p_format, format_seconds(run.seconds), format_ratio(verdict.worst_ratio), place(verdict),
@@ -36,8 +36,8 @@ void add_run(Table& table, const CheckedCase& checked, const CheckedRun& run) {
     if (!verdict.problem.empty()) table.add_note("against float64: " + verdict.problem);
     if (run.file && !run.file->problem.empty()) table.add_note("against expected.*: " + run.file->problem);
     if (!run.pass())
-        table.add_note(fmt::format("again: sparsemla check --device {} --kernel {} --p-format {} {}", run.device,
-                                   run.kernel, run.p_format, printable(checked.path)));
+        table.add_note(fmt::format("again: sparsemla check --device {} --kernel {} --p-format {}{} {}", run.device,
+                                   run.kernel, run.p_format, schedule_options(flags), printable(checked.path)));
 }
 
 /// What the file says, judged by float64. `lse`: the file says something about it.
@@ -48,7 +48,7 @@ void add_stored(Table& table, const std::string& title, const harness::Verdict& 
     if (word == "FAIL") table.add_note("against float64: " + verdict.problem);
 }
 
-std::string case_text(const CheckedCase& checked) {
+std::string case_text(const CheckedCase& checked, const RunFlags& flags) {
     std::string text = fmt::format("{}\n  {}, {}\n", printable(checked.path), checked.step,
                                    plural(checked.active_columns, "active column"));
     for (const std::string& note : checked.notes) text += "  note: " + printable(note) + "\n";
@@ -63,7 +63,7 @@ std::string case_text(const CheckedCase& checked) {
                  {"lse/bound"},
                  {"vs file"},
                  {"", Align::left}});
-    for (const CheckedRun& run : checked.runs) add_run(table, checked, run);
+    for (const CheckedRun& run : checked.runs) add_run(table, checked, run, flags);
     if (checked.file) add_stored(table, "expected.*", *checked.file, true, verdict_word(checked.file->pass));
     if (checked.peer) add_stored(table, "peer.out", *checked.peer, false, "info");
     text += table.text();
@@ -151,8 +151,8 @@ std::string totals(const std::vector<CheckedCase>& cases) {
     std::string text =
         fmt::format("{}, {}: ", plural(static_cast<std::int64_t>(cases.size()), "case"), plural(runs, "run"));
     if (failed_cases == 0 && bad == 0) return text + "all pass";
-    if (failed_cases > 0)
-        text += fmt::format("{} failed ({})", plural(failed_cases, "case"), plural(failed_runs, "run"));
+    if (failed_cases > 0) text += plural(failed_cases, "case") + " failed";
+    if (failed_runs > 0) text += fmt::format(" ({})", plural(failed_runs, "run"));
     if (bad > 0) text += fmt::format("{}{} could not be checked", failed_cases > 0 ? ", " : "", plural(bad, "case"));
     return text;
 }
@@ -170,7 +170,7 @@ Status run_check(const CheckOptions& options) {
         if (!checked.error.empty()) {
             print_error(checked.error);
         } else if (!options.json) {
-            print(case_text(checked) + "\n");
+            print(case_text(checked, options.check.run) + "\n");
             flush_output();
         }
     }

@@ -1,6 +1,5 @@
 #include "tools/check_run.h"
 
-#include <array>
 #include <numeric>
 #include <utility>
 
@@ -28,11 +27,14 @@ void add_plans(Candidates& candidates, const Problem& problem, const DeviceSpec&
         candidates.plans.push_back(make_plan(problem, device, options));
         return;
     }
+    const std::size_t before = candidates.plans.size();
     for (const PFormat format : {PFormat::e4m3, PFormat::f16, PFormat::bf16, PFormat::f64}) {
         PlanOptions wish = options;
         wish.p_format = format;
         if (supports(problem, device, wish)) candidates.plans.push_back(make_plan(problem, device, wish));
     }
+    // A kernel may take no wish about P at all.
+    if (candidates.plans.size() == before) candidates.plans.push_back(make_plan(problem, device, options));
 }
 
 Candidates candidates_for(Problem problem, const RunFlags& flags) {

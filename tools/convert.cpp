@@ -53,13 +53,17 @@ ConvertedRow summarise(const ConvertArgs& args, const Case& converted, std::int6
 void print_rows(const std::vector<ConvertedRow>& rows) {
     Table table({{"row"}, {"request"}, {"token ids"}, {"of this rank"}, {"kept"}, {"slots", Align::left}});
     ConvertedRow total;
-    for (const ConvertedRow& row : rows) {
-        table.add_row({std::to_string(row.row), std::to_string(row.request), format_count(row.ids),
-                       format_count(row.owned), format_count(row.kept),
-                       row.kept == 0 ? "none" : fmt::format("{} .. {}", row.lowest, row.highest)});
+    constexpr std::size_t shown = 32;
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+        const ConvertedRow& row = rows[i];
         total.ids += row.ids;
         total.owned += row.owned;
         total.kept += row.kept;
+        if (i == shown) table.add_row({"..."});
+        if (i >= shown) continue;
+        table.add_row({std::to_string(row.row), std::to_string(row.request), format_count(row.ids),
+                       format_count(row.owned), format_count(row.kept),
+                       row.kept == 0 ? "none" : fmt::format("{} .. {}", row.lowest, row.highest)});
     }
     table.add_row({"all", "", format_count(total.ids), format_count(total.owned), format_count(total.kept), ""});
     print(table.text());

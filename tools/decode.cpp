@@ -62,13 +62,14 @@ std::string lse_range(const RowSummary& row) {
 }
 
 void print_rows(const std::vector<RowSummary>& rows) {
+    if (rows.empty()) return;
     constexpr std::size_t shown = 32;
     Table table({{"row"}, {"active columns"}, {"lse over heads"}, {"out rms"}, {"out max"}, {"not finite"}});
     for (std::size_t i = 0; i < std::min(shown, rows.size()); ++i)
         table.add_row({std::to_string(rows[i].row), format_count(rows[i].active), lse_range(rows[i]),
                        format_number(rows[i].rms), format_number(rows[i].largest),
                        rows[i].not_finite == 0 ? "" : format_count(rows[i].not_finite)});
-    print(table.text());
+    print("\n" + table.text());
     if (rows.size() > shown)
         print_line(fmt::format("  ... and {}", plural(static_cast<std::int64_t>(rows.size() - shown), "more row")));
 }
@@ -132,7 +133,6 @@ Status run_decode(const DecodeFlags& flags) {
     for (const std::string& note : loaded.file.notes) facts.add("note", printable(note));
     print_line(printable(flags.path));
     print(facts.text());
-    print_line("");
     print_rows(rows);
     if (!flags.output.empty())
         print_line(fmt::format("\nwrote {}: out BF16 [{}, {}, {}], lse F32 [{}, {}]", printable(flags.output),

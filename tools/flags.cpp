@@ -51,8 +51,7 @@ void add_schedule_flags(CLI::App& app, RunFlags& flags) {
     const std::string group = "Schedule, where the plan shall not choose";
     integer_option(app, "--splits", flags.splits, 1, max_int32, "shares of a row's columns")->group(group);
     integer_option(app, "--chunk", flags.chunk, 1, max_int32, "columns per chunk")->group(group);
-    number_option(app, "--p-scale", flags.p_scale, 0x1p-100, 0x1p100, "power of two that P is stored times")
-        ->group(group);
+    number_option(app, "--p-scale", flags.p_scale, 0x1p-100, 0x1p100, "factor that P is stored times")->group(group);
     word_option(app, "--anchor", flags.anchor,
                 {std::string(name(Anchor::split_running_max)), std::string(name(Anchor::chunk_max)),
                  std::string(name(Anchor::row_max))},
@@ -170,6 +169,16 @@ PlanOptions plan_options(const RunFlags& flags) {
     if (!flags.columns.empty()) options.columns = find_column_rule(flags.columns);
     options.allow_unverified = flags.allow_unverified;
     return options;
+}
+
+std::string schedule_options(const RunFlags& flags) {
+    std::string text;
+    if (flags.splits != 0) text += fmt::format(" --splits {}", flags.splits);
+    if (flags.chunk != 0) text += fmt::format(" --chunk {}", flags.chunk);
+    if (flags.p_scale != 0) text += fmt::format(" --p-scale {}", flags.p_scale);
+    if (!flags.anchor.empty()) text += " --anchor " + flags.anchor;
+    if (!flags.columns.empty()) text += " --columns " + flags.columns;
+    return text;
 }
 
 Plan plan_on_first(Problem problem, const std::vector<DeviceSpec>& devices, const PlanOptions& options) {

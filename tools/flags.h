@@ -58,6 +58,9 @@ std::vector<DeviceSpec> devices_of(const RunFlags& flags);
 /// All flags but --device. "all" counts as no wish.
 PlanOptions plan_options(const RunFlags& flags);
 
+/// The options of the schedule as the user would write them again: "" or " --splits 4 --anchor chunk_max".
+std::string schedule_options(const RunFlags& flags);
+
 /// The plan on the first of the devices that has a kernel for the problem. Throws the last device's refusal.
 Plan plan_on_first(Problem problem, const std::vector<DeviceSpec>& devices, const PlanOptions& options);
 

@@ -5,6 +5,7 @@
 
 #include <CLI/CLI.hpp>
 #include <cerrno>
+#include <csignal>
 #include <cstring>
 #include <exception>
 #include <new>
@@ -58,6 +59,12 @@ std::string parse_message(const CLI::ParseError& error, const std::vector<Subcom
     return fmt::format("command: need one of {}, got {}", names, argc > 1 ? in_quotes(argv[1]) : "nothing");
 }
 
+/// The parser leaves two empty lines between groups of options.
+std::string compact(std::string help) {
+    for (std::size_t at = 0; (at = help.find("\n\n\n", at)) != std::string::npos;) help.erase(at, 1);
+    return help;
+}
+
 Status parse_and_run(int argc, char** argv) {
     CLI::App app(description, "sparsemla");
     app.footer(examples);
@@ -65,7 +72,8 @@ Status parse_and_run(int argc, char** argv) {
     app.set_version_flag("--version", "sparsemla " + build_info().version);
     app.formatter(std::make_shared<HelpFormatter>());
     std::vector<Subcommand> subcommands;
-    for (const auto add : {add_env, add_gen, add_decode, add_check, add_plan, add_convert, add_info, add_bench})
+    for (const auto add :
+         {add_env, add_support, add_gen, add_decode, add_check, add_plan, add_convert, add_info, add_bench})
         subcommands.push_back(add(app));
     try {
         app.parse(argc, argv);
@@ -73,10 +81,10 @@ Status parse_and_run(int argc, char** argv) {
         print_line(version.what());
         return Status::ok;
     } catch (const CLI::CallForAllHelp&) {
-        print(app.help("", CLI::AppFormatMode::All));
+        print(compact(app.help("", CLI::AppFormatMode::All)));
         return Status::ok;
     } catch (const CLI::CallForHelp&) {
-        print(app.help());
+        print(compact(app.help()));
         return Status::ok;
     } catch (const CLI::ParseError& error) {
         return usage_error(parse_message(error, subcommands, argc, argv));
@@ -110,5 +118,6 @@ Status guarded(int argc, char** argv) {
 
 int main(int argc, char** argv) {
     sparsemla::tool::occupy_standard_descriptors();
+    std::signal(SIGXFSZ, SIG_IGN);  // a file past the size limit is a failed write, not the end of the process
     return static_cast<int>(sparsemla::tool::guarded(argc, argv));
 }

@@ -13,6 +13,19 @@
 #include "sparsemla/tensor.h"
 
 namespace sparsemla::tool {
+namespace {
+
+/// Below the narrowest usual terminal: a line that wraps cannot be taken back.
+constexpr std::size_t progress_width = 78;
+
+/// Whether a terminal could take the byte for a command: C0 controls, DEL, and in UTF-8 the C1 controls.
+bool is_control(std::string_view text, std::size_t at) {
+    const auto byte = [&](std::size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0U; };
+    const bool leads_c1 = byte(at) == 0xC2 && byte(at + 1) >= 0x80 && byte(at + 1) < 0xA0;
+    return byte(at) < 0x20 || byte(at) == 0x7F || leads_c1;
+}
+
+}  // namespace
 
 void print(std::string_view text) {
     if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size()) throw OutputFailure{errno};
@@ -39,14 +52,13 @@ std::string printable(std::string_view text) {
     while (!text.empty() && text.back() == '\n') text.remove_suffix(1);
     std::string result;
     result.reserve(text.size());
-    for (const char c : text) {
-        const auto byte = static_cast<unsigned char>(c);
-        if (c == '\n')
+    for (std::size_t i = 0; i < text.size(); ++i) {
+        if (text[i] == '\n')
             result += "; ";
-        else if (byte < 0x20 || byte == 0x7F)
-            result += fmt::format("\\x{:02x}", byte);
+        else if (is_control(text, i))
+            result += fmt::format("\\x{:02x}", static_cast<unsigned char>(text[i]));
         else
-            result += c;
+            result += text[i];
     }
     return result;
 }
@@ -161,7 +173,7 @@ Progress::~Progress() { clear(); }
 void Progress::show(std::string_view text) {
     if (!interactive_) return;
     // Erase to the end of the line, so that a shorter text leaves nothing of a longer one.
-    fmt::print(stderr, "\r{}\x1b[K", printable(text).substr(0, 100));
+    fmt::print(stderr, "\r{}\x1b[K", printable(text).substr(0, progress_width));
     std::fflush(stderr);
     shown_ = true;
 }

@@ -344,13 +344,12 @@ struct PackOptions {
 /// Quantises `values` f32 or bf16 [n, d_qk] into the records of `slots` i32 or i64 [n] (negative: skipped; a slot the
 /// cache does not hold: Error, before anything is written). Exact and deterministic: the bytes are a function of the
 /// values alone, and of equal slots the last wins. NaN gives the NaN code (for e2m1, which has none, of the group's
-/// scale, over zero codes), infinity saturates (bf16 holds it); neither takes part in a group's amax. Needs no memory
-/// that grows with n. CPU memory only.
+/// scale, over zero codes), infinity saturates (bf16 holds it); neither takes part in a group's amax. Does not
+/// allocate. CPU memory only.
 void pack(const MutableCacheView& cache, ConstTensor values, ConstTensor slots, const PackOptions& options = {});
 
 /// Dequantises the records of `slots` i32 or i64 [n] into `out` f32 or f64 [n, d_qk], without k_scale. f64 is exact;
-/// f32 is one rounding of it. Slots the cache does not hold give zeros. Needs no memory that grows with n. CPU memory
-/// only.
+/// f32 is one rounding of it. Slots the cache does not hold give zeros. Does not allocate. CPU memory only.
 void unpack(const CacheView& cache, ConstTensor slots, Tensor out);
 
 /// Query quantiser: e4m3 of x / q_scale (float32 division, nearest even, saturating; NaN gives 0x7F).

@@ -1,16 +1,16 @@
 /* The C interface: the verbs of decode.h, records.h, indices.h and device.h in plain C11.
  *
  * Rules that hold for every function
- * - It returns a status. After any other than SPARSEMLA_OK, sparsemla_last_error() says in one line which argument is
- *   at fault, what was required and what came; nothing was written. Exceptions never leave the library.
- * - A struct begins with its size in bytes: `sparsemla_cache c = {.size = sizeof c, ...}`. Where a default is not 0,
- * the struct has a sparsemla_..._default() function (at the end of this file). A later version of the library may
- * append fields: a shorter struct leaves them at their defaults, a longer one is taken if all bytes that this library
- * does not know are 0. Output structs need their size set, too, and are filled as far as they reach.
+ * - It returns a status. After any other than SPARSEMLA_OK, sparsemla_last_error() says which argument is at
+ *   fault, what was required and what came; nothing was written. Exceptions never leave the library.
+ * - A struct begins with its size in bytes: `sparsemla_cache c = {.size = sizeof c, ...}`. Where a default is not
+ *   0, the struct has a sparsemla_..._default() function (end of this file). A later version may append fields: a
+ *   shorter struct leaves them at their defaults, a longer one is taken if all bytes that this library does not
+ *   know are 0. Output structs need their size set, too, and are filled as far as they reach.
  * - A pointer argument may be NULL only where its description says so.
  * - Memory belongs to the caller, and is not kept after the call, but for the plan's. Texts are UTF-8.
  * - Flags are 0 or 1. Strides count elements, sizes with `_bytes` bytes. Shapes stand in brackets; [>= n] may be
- * larger.
+ *   larger.
  * - Functions may be called from several threads at once, on different output memory. */
 #ifndef SPARSEMLA_SPARSEMLA_H
 #define SPARSEMLA_SPARSEMLA_H
@@ -18,12 +18,6 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
-
-#if defined(__GNUC__)
-#define SPARSEMLA_API __attribute__((visibility("default")))
-#else
-#define SPARSEMLA_API
-#endif
 
 #ifdef __cplusplus
 extern "C" {
@@ -91,10 +85,10 @@ typedef struct sparsemla_scale {
 } sparsemla_scale;
 
 /* "0.1.0" */
-SPARSEMLA_API const char* sparsemla_version(void);
+const char* sparsemla_version(void);
 
 /* What the last failing call of this thread said; valid until the next one of this thread. Never NULL. */
-SPARSEMLA_API const char* sparsemla_last_error(void);
+const char* sparsemla_last_error(void);
 
 /* ---- devices ---- */
 
@@ -112,8 +106,7 @@ typedef struct sparsemla_device_spec {
 } sparsemla_device_spec;
 
 /* The facts about a device of this machine that planning needs. UNSUPPORTED where the device is missing. */
-SPARSEMLA_API sparsemla_status sparsemla_query_device(int32_t device_kind, int32_t device_index,
-                                                      sparsemla_device_spec* out);
+sparsemla_status sparsemla_query_device(int32_t device_kind, int32_t device_index, sparsemla_device_spec* out);
 
 /* ---- records and caches ---- */
 
@@ -133,8 +126,7 @@ typedef struct sparsemla_record_layout {
 } sparsemla_record_layout;
 
 /* The layout of a name ("fp8_ds_mla") and a size; record_bytes 0: the name alone must decide. */
-SPARSEMLA_API sparsemla_status sparsemla_find_record(const char* name, int64_t record_bytes,
-                                                     sparsemla_record_layout* out);
+sparsemla_status sparsemla_find_record(const char* name, int64_t record_bytes, sparsemla_record_layout* out);
 
 /* A paged cache. Slot s lies at s * record_bytes (contiguous), or in page s / page_size (planar). */
 typedef struct sparsemla_cache {
@@ -152,7 +144,7 @@ typedef struct sparsemla_cache {
 } sparsemla_cache;
 
 /* Bytes from `data` to the end of the last record; data may be NULL. */
-SPARSEMLA_API sparsemla_status sparsemla_cache_bytes(const sparsemla_cache* cache, int64_t* out_bytes);
+sparsemla_status sparsemla_cache_bytes(const sparsemla_cache* cache, int64_t* out_bytes);
 
 typedef struct sparsemla_pack_options {
     size_t size;
@@ -162,17 +154,16 @@ typedef struct sparsemla_pack_options {
 
 /* Quantises `values` f32 or bf16 [n, d_qk] into the records of `slots` i32 or i64 [n] (negative: skipped) of a cache in
  * CPU memory. NaN gives NaN codes, infinity saturates. `options` may be NULL. */
-SPARSEMLA_API sparsemla_status sparsemla_pack(const sparsemla_cache* cache, const sparsemla_tensor* values,
-                                              const sparsemla_tensor* slots, const sparsemla_pack_options* options);
+sparsemla_status sparsemla_pack(const sparsemla_cache* cache, const sparsemla_tensor* values,
+                                const sparsemla_tensor* slots, const sparsemla_pack_options* options);
 
 /* Dequantises the records of `slots` i32 or i64 [n] into `out` f32 or f64 [n, d_qk], without k_scale. Slots that the
  * cache does not hold give zeros. CPU memory. */
-SPARSEMLA_API sparsemla_status sparsemla_unpack(const sparsemla_cache* cache, const sparsemla_tensor* slots,
-                                                const sparsemla_tensor* out);
+sparsemla_status sparsemla_unpack(const sparsemla_cache* cache, const sparsemla_tensor* slots,
+                                  const sparsemla_tensor* out);
 
 /* e4m3 of x / q_scale: `in` bf16 or f32 [rows, heads, d], `out` f8_e4m3 of the same shape. */
-SPARSEMLA_API sparsemla_status sparsemla_quantize_query(const sparsemla_tensor* in, float q_scale,
-                                                        const sparsemla_tensor* out);
+sparsemla_status sparsemla_quantize_query(const sparsemla_tensor* in, float q_scale, const sparsemla_tensor* out);
 
 /* ---- token ids to slots ---- */
 
@@ -191,15 +182,15 @@ typedef struct sparsemla_convert_args {
 } sparsemla_convert_args;
 
 /* Outputs may not overlap inputs or each other. `stream`: a cudaStream_t, NULL for the default one or on the CPU. */
-SPARSEMLA_API sparsemla_status sparsemla_convert_indices(const sparsemla_convert_args* args, void* stream);
+sparsemla_status sparsemla_convert_indices(const sparsemla_convert_args* args, void* stream);
 
 /* How many of a request's tokens 0 .. length - 1 the rank holds. */
-SPARSEMLA_API sparsemla_status sparsemla_local_length(int64_t length, int64_t world, int64_t rank, int64_t interleave,
-                                                      int64_t* out_length);
+sparsemla_status sparsemla_local_length(int64_t length, int64_t world, int64_t rank, int64_t interleave,
+                                        int64_t* out_length);
 
 /* The token that the rank holds at a local position. */
-SPARSEMLA_API sparsemla_status sparsemla_global_id(int64_t local, int64_t world, int64_t rank, int64_t interleave,
-                                                   int64_t* out_token);
+sparsemla_status sparsemla_global_id(int64_t local, int64_t world, int64_t rank, int64_t interleave,
+                                     int64_t* out_token);
 
 /* ---- decode ---- */
 
@@ -265,24 +256,22 @@ typedef struct sparsemla_plan_info {
 
 /* Chooses how a problem runs: a function of its arguments alone. `options` may be NULL. Destroy the plan after use.
  * UNSUPPORTED with every kernel's refusal in sparsemla_last_error(). */
-SPARSEMLA_API sparsemla_status sparsemla_plan_create(const sparsemla_problem* problem,
-                                                     const sparsemla_device_spec* device,
-                                                     const sparsemla_plan_options* options, sparsemla_plan** out_plan);
+sparsemla_status sparsemla_plan_create(const sparsemla_problem* problem, const sparsemla_device_spec* device,
+                                       const sparsemla_plan_options* options, sparsemla_plan** out_plan);
 
 /* NULL is allowed and does nothing. */
-SPARSEMLA_API void sparsemla_plan_destroy(sparsemla_plan* plan);
+void sparsemla_plan_destroy(sparsemla_plan* plan);
 
-SPARSEMLA_API sparsemla_status sparsemla_plan_describe(const sparsemla_plan* plan, sparsemla_plan_info* out);
+sparsemla_status sparsemla_plan_describe(const sparsemla_plan* plan, sparsemla_plan_info* out);
 
 /* Whether sparsemla_plan_create would give a plan. If not, *out_supported is 0, the status SPARSEMLA_OK, and
  * sparsemla_last_error() the refusal. `options` may be NULL. */
-SPARSEMLA_API sparsemla_status sparsemla_supports(const sparsemla_problem* problem, const sparsemla_device_spec* device,
-                                                  const sparsemla_plan_options* options, int32_t* out_supported);
+sparsemla_status sparsemla_supports(const sparsemla_problem* problem, const sparsemla_device_spec* device,
+                                    const sparsemla_plan_options* options, int32_t* out_supported);
 
 /* Loads what the plan's first call would load, and zeroes its state. Once per plan and state, outside graph capture.
  * `state` may be NULL if the plan needs none. */
-SPARSEMLA_API sparsemla_status sparsemla_prepare(const sparsemla_plan* plan, void* state, uint64_t state_bytes,
-                                                 void* stream);
+sparsemla_status sparsemla_prepare(const sparsemla_plan* plan, void* state, uint64_t state_bytes, void* stream);
 
 typedef struct sparsemla_source_args {
     size_t size;
@@ -315,8 +304,7 @@ typedef struct sparsemla_decode_args {
  *     s_c = softmax_scale * q_scale * k_scale * (q . k_c)       m = max s_c      l = sum exp(s_c - m)
  *     out = out_scale * sum exp(s_c - m) * k_scale * v_c / (l + exp(sink - m))   lse = m + ln(l)
  * No active column: out = +0, lse = -inf. On the CPU the result is complete on return. */
-SPARSEMLA_API sparsemla_status sparsemla_decode(const sparsemla_plan* plan, const sparsemla_decode_args* args,
-                                                void* stream);
+sparsemla_status sparsemla_decode(const sparsemla_plan* plan, const sparsemla_decode_args* args, void* stream);
 
 /* One of several partial results of the same rows and heads. */
 typedef struct sparsemla_partial {
@@ -342,7 +330,7 @@ typedef struct sparsemla_merge_args {
 } sparsemla_merge_args;
 
 /* Combines partials with weights exp(lse - max), in the order given. Outputs may not overlap any input. */
-SPARSEMLA_API sparsemla_status sparsemla_merge(const sparsemla_merge_args* args, void* stream);
+sparsemla_status sparsemla_merge(const sparsemla_merge_args* args, void* stream);
 
 #ifdef __cplusplus
 }

@@ -2,6 +2,8 @@
 #include <cstdint>
 #include <limits>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "check.h"
 #include "sparsemla/records.h"
@@ -19,7 +21,7 @@ class Refuser {
     explicit Refuser(std::string_view argument) : argument_(argument) {}
 
     [[noreturn]] void operator()(std::string_view field, std::string_view required, std::string_view received) const {
-        throw Error(ErrorKind::invalid_argument, argument_ + "." + std::string(field), required, received);
+        throw Error(ErrorKind::invalid_argument, std::string(argument_) + "." + std::string(field), required, received);
     }
     void outside(std::string_view field, std::int64_t low, std::int64_t value) const {
         if (value < low || value > max_slots)
@@ -27,7 +29,7 @@ class Refuser {
     }
 
    private:
-    std::string argument_;
+    std::string_view argument_;
 };
 
 std::string_view name(RecordForm form) { return form == RecordForm::planar ? "planar" : "contiguous"; }

@@ -5,6 +5,7 @@
 #include "cpu/decode_steps.h"
 #include "cpu/dequantise.h"
 
+#include "cpu/decode_targets.h"
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/decode_dots.cpp"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
@@ -16,6 +17,8 @@ namespace sparsemla::detail::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 constexpr int block_dims = 64;
+static_assert(std::all_of(record_layouts.begin(), record_layouts.end(),
+                          [](const RecordLayout& layout) { return layout.d_qk() % block_dims == 0; }));
 
 /// Where a register tile starts, in the arrays of DotsArgs.
 struct Corner {
@@ -55,6 +58,9 @@ HWY_INLINE void tile_dots(D d, const Corner& corner, int d_qk) {
 template <int kVectors, int kKeys, class D>
 HWY_INLINE void all_keys(D d, const DotsArgs& args, Corner corner) {
     static_assert(kKeys <= key_padding);
+    // What a tile computes of keys past the last is not used; zeros keep it from being slow.
+    const int padding = (kKeys - args.num_keys % kKeys) % kKeys;
+    std::fill_n(args.keys + std::int64_t{args.num_keys} * tile_stride, std::int64_t{padding} * tile_stride, 0.0F);
     for (int key = 0; key < args.num_keys; key += kKeys) {
         tile_dots<kVectors, kKeys>(d, corner, args.d_qk);
         corner.keys += kKeys * tile_stride;
@@ -104,8 +110,6 @@ HWY_INLINE void wide_groups(D d, const DotsArgs& args, int& group, int groups) {
 }
 
 void dots(const DotsArgs& args) {
-    float* const end = args.keys + static_cast<std::int64_t>(args.num_keys) * tile_stride;
-    std::fill_n(end, (key_padding - args.num_keys % key_padding) * tile_stride, 0.0F);
     const int last_heads = args.heads % head_group;  // of a group that is not full
     const bool narrow = last_heads != 0 && last_heads <= head_group / 2;
     int group = 0;

@@ -5,6 +5,7 @@
 
 #include "cpu/decode_steps.h"
 
+#include "cpu/decode_targets.h"
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/decode_merge.cpp"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep

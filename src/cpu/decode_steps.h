@@ -23,7 +23,7 @@ void transpose_query(const DecodeParams& params, std::int64_t row, int first_gro
 /// q . k of some heads and the keys of a chunk, in FP32: partial sums over 64 dimensions, then their sum.
 struct DotsArgs {
     const float* query = nullptr;  ///< [head_groups(heads)][d_qk][head_group]
-    float* keys = nullptr;         ///< [key_capacity][tile_stride]; rows past the last key are zeroed as needed
+    float* keys = nullptr;         ///< [key_capacity][tile_stride]; rows past the last key may be zeroed
     float* dots = nullptr;         ///< out: [head_groups(heads)][key_capacity][head_group]
     int heads = 0;
     int num_keys = 0;

@@ -1,6 +1,7 @@
 // Weights times values. A register tile of heads x vectors of dimensions runs over the chunk's keys.
 #include "cpu/decode_steps.h"
 
+#include "cpu/decode_targets.h"
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/decode_values.cpp"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep

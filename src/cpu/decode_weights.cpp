@@ -2,6 +2,7 @@
 // Everything is vertical: lanes are heads.
 #include "cpu/decode_steps.h"
 
+#include "cpu/decode_targets.h"
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/decode_weights.cpp"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep

@@ -8,6 +8,7 @@
 
 #include "sparsemla/formats.h"
 
+#include "cpu/decode_targets.h"
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/dequantise.cpp"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep

@@ -24,6 +24,9 @@ extern "C" {
 void __tsan_acquire(void* address);
 void __tsan_release(void* address);
 }
+#define SPARSEMLA_TSAN_IGNORES __attribute__((no_sanitize("thread"), noinline))
+#else
+#define SPARSEMLA_TSAN_IGNORES
 #endif
 
 namespace sparsemla::detail {
@@ -46,15 +49,28 @@ class Gate {
     [[maybe_unused]] char token_ = 0;
 };
 
+/// What the tasks of a loop run: `work` between two gates. Its own fields are read before the first gate, which only
+/// oneTBB's order covers.
+template <class Work>
+struct GatedWork {
+    Gate* start;
+    Gate* finish;
+    const Work* work;
+
+    SPARSEMLA_TSAN_IGNORES void operator()(const tbb::blocked_range<std::int64_t>& range) const {
+        start->enter();
+        (*work)(range);
+        finish->leave();
+    }
+};
+
 /// A fixed number of threads that run loops. Made per call: it owns no thread, oneTBB's pool does.
 class ThreadTeam {
    public:
     /// No more threads than oneTBB may use: it would print a warning.
     explicit ThreadTeam(int threads) : threads_(std::min(threads, allowed_threads())), arena_(threads_) {}
 
-    int threads() const { return threads_; }
-
-    /// body(index, thread) for every index of [0, count), thread in [0, threads()); no two calls that run at the same
+    /// body(index, thread) for every index of [0, count), thread in [0, threads); no two calls that run at the same
     /// time share a thread number. Returns when all are done. Which thread runs an index is not determined.
     template <class Body>
     void for_each(std::int64_t count, const Body& body) {
@@ -62,17 +78,16 @@ class ThreadTeam {
             for (std::int64_t i = 0; i < count; ++i) body(i, 0);
             return;
         }
+        const auto work = [&](const tbb::blocked_range<std::int64_t>& range) {
+            const int thread = tbb::this_task_arena::current_thread_index();
+            for (std::int64_t i = range.begin(); i != range.end(); ++i) body(i, thread);
+        };
         Gate start;
         Gate finish;
         start.leave();
         arena_.execute([&] {
-            const auto run = [&](const tbb::blocked_range<std::int64_t>& range) {
-                start.enter();
-                const int thread = tbb::this_task_arena::current_thread_index();
-                for (std::int64_t i = range.begin(); i != range.end(); ++i) body(i, thread);
-                finish.leave();
-            };
-            tbb::parallel_for(tbb::blocked_range<std::int64_t>(0, count, 1), run, tbb::simple_partitioner());
+            tbb::parallel_for(tbb::blocked_range<std::int64_t>(0, count, 1),
+                              GatedWork<decltype(work)>{&start, &finish, &work}, tbb::simple_partitioner());
         });
         finish.enter();
     }
