@@ -29,7 +29,7 @@ struct Oracle {
 };
 
 /// Takes seconds for large steps: rows * heads * width * 1088 multiplications, on all cores. Memory: the result, and
-/// one row at a time of (d_qk + heads) * width doubles.
+/// one row at a time of (d_qk + cores) * width doubles.
 Oracle compute_oracle(const CaseStep& step);
 
 }  // namespace sparsemla::harness

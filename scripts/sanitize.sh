@@ -15,7 +15,9 @@ export TSAN_OPTIONS=suppressions=$PWD/scripts/tsan.supp
 failed=()
 for preset in "${presets[@]}"; do
     echo "Building build-$preset/"
-    if ! { scripts/build.sh "$preset" &&
+    targets=()
+    [[ $preset == fuzz ]] && targets=(case_file_fuzz)
+    if ! { scripts/build.sh "$preset" "${targets[@]}" &&
         ctest --test-dir "build-$preset" --output-on-failure --no-tests=error -j "$(nproc)"; }; then
         failed+=("$preset")
     fi

@@ -302,16 +302,18 @@ TEST_P(K10_ScaleSemantics, EachSourceHasItsKScale) {
             0, [&](int d) { return d == last || d == static_cast<int>(source) ? 2.0F : 0.0F; }, source);
         step.list(0, {0}, source);
     }
-    for (const auto& [first, second] : {std::pair{0, 1}, {1, 0}}) {
-        step.args.sources[0].k_scale.value = factors[first];
-        step.args.sources[1].k_scale.value = factors[second];
-        const double e0 = std::exp(2.0 * factors[first]);
-        const double e1 = std::exp(2.0 * factors[second]);
+    for (const std::size_t first : {0, 1}) {
+        const float scale0 = factors[first];
+        const float scale1 = factors[1 - first];
+        step.args.sources[0].k_scale.value = scale0;
+        step.args.sources[1].k_scale.value = scale1;
+        const double e0 = std::exp(2.0 * scale0);
+        const double e1 = std::exp(2.0 * scale1);
         for_each_schedule(kernel(), step, [&](const Result& result) {
             expect_lse(result, 0, std::log(e0 + e1));
             const double tolerance = result.schedule.p_format == PFormat::e4m3 ? 0x1p-4 : 0x1p-7;
-            const double want0 = 2.0 * factors[first] * e0 / (e0 + e1);
-            const double want1 = 2.0 * factors[second] * e1 / (e0 + e1);
+            const double want0 = 2.0 * scale0 * e0 / (e0 + e1);
+            const double want1 = 2.0 * scale1 * e1 / (e0 + e1);
             ASSERT_NEAR(result.out(0, 0, 0), want0, want0 * tolerance) << to_string(result.schedule);
             ASSERT_NEAR(result.out(0, 0, 1), want1, want1 * tolerance) << to_string(result.schedule);
         });

@@ -108,7 +108,11 @@ const std::vector<Fault>& faults() {
         {"out", [](MergeArgs& a, Partials&) { a.out.strides[0] = LLONG_MAX / 2; }},
         {"out", [](MergeArgs& a, Partials&) { a.out.data = static_cast<char*>(a.out.data) + 1; }},
         {"out", [](MergeArgs& a, Partials& p) { a.out.data = writable(p[0].out); }},
-        {"out", [](MergeArgs& a, Partials& p) { a.out.data = writable(p[1].lse); }},
+        {"out",
+         [](MergeArgs& a, Partials& p) {
+             a.out.data = writable(p[1].lse);
+             a.lse = {};  // may lie in what follows
+         }},
         {"out.device",
          [](MergeArgs& a, Partials&) {
              a.out.device = {Device::Kind::cuda, 3};

@@ -353,6 +353,37 @@ TEST_F(ToleranceExact, ProblemNamesPlaceValuesAndBound) {
         EXPECT_NE(verdict.problem.find(part), std::string::npos) << part << " is missing in: " << verdict.problem;
 }
 
+/// The formulas of the header once more, for one element of a result in f32.
+TEST(Tolerance, BoundsAreTheFormulas) {
+    const Subject subject(plain_recipe());
+    const Oracle& oracle = subject.oracle;
+    const std::size_t cell = 7, value = value_dims + 99, element = cell * value_dims + 99;  // row 1, head 1, dim 99
+    for (const PFormat format : {PFormat::e4m3, PFormat::f16, PFormat::bf16}) {
+        const double u_p = format == PFormat::e4m3 ? 0x1p-4 : format == PFormat::f16 ? 0x1p-11 : 0x1p-8;
+        const double u_sub = format == PFormat::e4m3 ? 0x1p-10 / 448 : format == PFormat::f16 ? 0x1p-25 : 0x1p-126;
+        const double u_s = std::expm1(0x1p-20 * oracle.score_scale[cell]);
+        const double u_out = 0x1p-24;
+        const double v = oracle.anchor_weight[cell] * oracle.value_abs[value];
+        const double bound = (1 + u_out) * ((u_p + u_s + 300 * 0x1p-24) * oracle.weighted_abs[element] + u_sub * v) +
+                             u_out * std::fabs(oracle.out[element]) + 0x1p-126;
+        const double lse_bound = 1e-5 + 0x1p-21 * oracle.score_scale[cell];
+        for (const double share : {-1.01, -0.99, 0.99, 1.01}) {
+            const Accuracy accuracy = accuracy_for(format);
+            Result result(oracle);
+            result.out[element] += share * bound;
+            const bool inside = std::fabs(share) < 1;
+            const Verdict verdict = judge(oracle, result, accuracy, DType::f32);
+            EXPECT_EQ(verdict.worst_ratio <= 1, inside) << name(format) << " " << share << " " << verdict.problem;
+            EXPECT_NEAR(verdict.worst_ratio, std::fabs(share), 1e-3) << name(format);
+            result = Result(oracle);
+            result.lse[cell] += share * 1.2 * lse_bound;  // 1.2 and 0.8: the LSE itself is rounded to float32
+            EXPECT_FALSE(judge(oracle, result, accuracy).pass) << name(format) << " " << share;
+            result.lse[cell] = oracle.lse[cell] + share * 0.8 * lse_bound;
+            EXPECT_TRUE(judge(oracle, result, accuracy).pass) << name(format) << " " << share;
+        }
+    }
+}
+
 TEST(Tolerance, StridedOutputsAreRead) {
     const Subject subject(plain_recipe());
     const std::int64_t rows = subject.oracle.rows, heads = subject.oracle.heads;

@@ -105,8 +105,10 @@ class Call {
           team_(layout_.threads) {}
 
     void run() {
-        for (std::int64_t row = 0; row < params_.rows; row += layout_.wave_rows)
-            run_wave(row, std::min(layout_.wave_rows, params_.rows - row));
+        team_.run([&] {
+            for (std::int64_t row = 0; row < params_.rows; row += layout_.wave_rows)
+                run_wave(row, std::min(layout_.wave_rows, params_.rows - row));
+        });
     }
 
    private:

@@ -70,8 +70,17 @@ class ThreadTeam {
     /// No more threads than oneTBB may use: it would print a warning.
     explicit ThreadTeam(int threads) : threads_(std::min(threads, allowed_threads())), arena_(threads_) {}
 
-    /// body(index, thread) for every index of [0, count), thread in [0, threads); no two calls that run at the same
-    /// time share a thread number. Returns when all are done. Which thread runs an index is not determined.
+    /// Calls `loops`, which calls for_each any number of times.
+    template <class Loops>
+    void run(const Loops& loops) {
+        if (threads_ == 1)
+            loops();
+        else
+            arena_.execute(loops);
+    }
+
+    /// Within run: body(index, thread) for every index of [0, count), thread in [0, threads); no two calls that run at
+    /// the same time share a thread number. Returns when all are done. Which thread runs an index is not determined.
     template <class Body>
     void for_each(std::int64_t count, const Body& body) {
         if (threads_ == 1 || count <= 1) {
@@ -85,10 +94,8 @@ class ThreadTeam {
         Gate start;
         Gate finish;
         start.leave();
-        arena_.execute([&] {
-            tbb::parallel_for(tbb::blocked_range<std::int64_t>(0, count, 1),
-                              GatedWork<decltype(work)>{&start, &finish, &work}, tbb::simple_partitioner());
-        });
+        tbb::parallel_for(tbb::blocked_range<std::int64_t>(0, count, 1),
+                          GatedWork<decltype(work)>{&start, &finish, &work}, tbb::simple_partitioner());
         finish.enter();
     }
 
