@@ -2,6 +2,7 @@
 # Generates and checks a decode step for every record x heads x width x counts x sources x sinks; more than 12000 steps.
 # Resumable: what passed is not run again; what failed keeps its case file. full_product.sh [--sample N] [PATTERN]
 #   --sample N   every N-th combination only        PATTERN   only names that match, e.g. 'fp8_v4.*h128'
+# SPARSEMLA_TOOL names a tool that is built already; otherwise it is built here. One step runs on each core.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -12,11 +13,13 @@ if [[ ${1:-} == --sample ]]; then
 fi
 pattern=${1:-.}
 
-scripts/install_packages.sh build
-options=()
-[[ -f build/CMakeCache.txt ]] || options=(-DSPARSEMLA_TESTS=OFF)
-scripts/build.sh release "${options[@]}" sparsemla_tool
-tool=build/bin/sparsemla
+tool=${SPARSEMLA_TOOL:-build/bin/sparsemla}
+if [[ -z ${SPARSEMLA_TOOL:-} ]]; then
+    scripts/install_packages.sh build
+    options=()
+    [[ -f build/CMakeCache.txt ]] || options=(-DSPARSEMLA_TESTS=OFF)
+    scripts/build.sh release "${options[@]}" sparsemla_tool
+fi
 work=build/full_product
 mkdir -p "$work"
 touch "$work/passed"
@@ -46,54 +49,55 @@ records=(
 all_heads=(1 2 6 8 12 16 24 48 64 96 128)
 widths=(0 1 63 64 65 127 128 129 640 2048 2049)
 
-names=()
-commands=()
-seed=0
-for record in "${records[@]}"; do
-    IFS='|' read -r name first extra <<<"$record"
-    for heads in "${all_heads[@]}"; do
-        for width in "${widths[@]}"; do
-            for counts in all ragged; do
-                for sources in one two; do
-                    for sinks in none sinks; do
-                        seed=$((seed + 1))
-                        ((seed % every == 0)) || continue
-                        names+=("$name-h$heads-w$width-$counts-$sources-$sinks")
-                        command="$first --rows 3 --heads $heads --width $width --counts $counts --seed $seed"
-                        [[ $sources == one ]] || command+=" $extra --extra-width $width"
-                        [[ $sinks == none ]] || command+=" --sinks"
-                        commands+=("$command")
+# NAME|OPTIONS of gen, one combination a line.
+combinations() {
+    local seed=0
+    for record in "${records[@]}"; do
+        IFS='|' read -r name first extra <<<"$record"
+        for heads in "${all_heads[@]}"; do
+            for width in "${widths[@]}"; do
+                for counts in all ragged; do
+                    for sources in one two; do
+                        for sinks in none sinks; do
+                            seed=$((seed + 1))
+                            ((seed % every == 0)) || continue
+                            command="$first --rows 3 --heads $heads --width $width --counts $counts --seed $seed"
+                            [[ $sources == one ]] || command+=" $extra --extra-width $width"
+                            [[ $sinks == none ]] || command+=" --sinks"
+                            echo "$name-h$heads-w$width-$counts-$sources-$sinks|$command"
+                        done
                     done
                 done
             done
         done
     done
-done
+}
 
-declare -A passed
-while read -r name; do passed[$name]=1; done <"$work/passed"
-failed=0
-done_now=0
-for i in "${!names[@]}"; do
-    name=${names[i]}
-    [[ $name =~ $pattern ]] || continue
-    if [[ -z ${passed[$name]:-} ]]; then
-        case_file=$work/$name.safetensors
-        read -ra options <<<"${commands[i]}"
-        if $tool gen "$case_file" "${options[@]}" >"$work/log" 2>&1 &&
-            $tool check "$case_file" --kernel all >>"$work/log" 2>&1; then
-            echo "$name" >>"$work/passed"
-            rm -f "$case_file"
-            passed[$name]=1
-        else
-            failed=$((failed + 1))
-            printf '\nFAILED %s\n  %s gen %s %s\n' "$name" "$tool" "$case_file" "${commands[i]}"
-            sed 's/^/  /' "$work/log"
-        fi
+# Generates and checks one combination; appends its name to `passed`, or prints what went wrong.
+run_one() {
+    local name=${1%%|*} command=${1#*|}
+    local case_file=$work/$name.safetensors
+    local log=$work/$name.log
+    local options
+    read -ra options <<<"$command"
+    if $tool gen "$case_file" "${options[@]}" >"$log" 2>&1 &&
+        $tool check "$case_file" --device cpu --threads 1 --kernel all >>"$log" 2>&1; then
+        echo "$name" >>"$work/passed"
+        rm -f "$case_file" "$log"
+    else
+        printf '\nFAILED %s\n  %s gen %s %s\n%s\n' "$name" "$tool" "$case_file" "$command" "$(sed 's/^/  /' "$log")"
     fi
-    done_now=$((done_now + 1))
-    [[ -t 1 ]] && printf '\r%d of %d, %d failed' "$done_now" "${#names[@]}" "$failed"
-done
-[[ -t 1 ]] && echo
-echo "$((done_now - failed)) passed, $failed failed"
-((failed == 0 && done_now > 0))
+}
+export -f run_one
+export tool work
+
+wanted=$(combinations | grep -E -- "^[^|]*($pattern)[^|]*\|" || true)
+remaining=$(awk -F'|' 'FILENAME == ARGV[1] { done[$1]; next } !($1 in done)' "$work/passed" - <<<"$wanted")
+if [[ -n $remaining ]]; then
+    xargs -d '\n' -P "$(nproc)" -I {} bash -c 'run_one "$1"' _ {} <<<"$remaining"
+fi
+
+total=$(grep -c . <<<"$wanted" || true)
+passed=$(awk -F'|' 'FILENAME == ARGV[1] { done[$1]; next } $1 in done' "$work/passed" - <<<"$wanted" | grep -c . || true)
+echo "$passed passed, $((total - passed)) failed"
+((passed == total && total > 0))

@@ -1,95 +1,18 @@
-// The tolerance lets honest rounding pass and no fault that it is meant to find.
+// The bounds are the formulas, honest rounding passes, and exact rules are exact.
 #include "harness/tolerance.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <functional>
 #include <limits>
 
-#include "harness/generate.h"
-#include "harness/random.h"
 #include "sparsemla/formats.h"
+#include "tests/tolerance_subject.h"
 
 namespace sparsemla::harness {
 namespace {
-
-constexpr float infinity = std::numeric_limits<float>::infinity();
-
-/// A result of a made-up kernel: float64 values, to be stored as bf16 or f32.
-struct Result {
-    std::int64_t rows, heads;
-    std::vector<double> out;
-    std::vector<double> lse;  ///< natural
-
-    explicit Result(const Oracle& oracle) : rows(oracle.rows), heads(oracle.heads), out(oracle.out), lse(oracle.lse) {}
-
-    double& at(std::int64_t row, std::int64_t head, std::int64_t dim) {
-        return out[static_cast<std::size_t>((row * heads + head) * value_dims + dim)];
-    }
-};
-
-Verdict judge(const Oracle& oracle, const Result& result, const Accuracy& accuracy, DType dtype = DType::bf16,
-              LseBase base = LseBase::natural) {
-    std::vector<std::uint16_t> bf16;
-    for (const double value : result.out) bf16.push_back(double_to_bf16(value));
-    const std::vector<float> f32(result.out.begin(), result.out.end());
-    std::vector<float> lse;
-    for (const double value : result.lse)
-        lse.push_back(static_cast<float>(base == LseBase::two ? value * 1.4426950408889634 : value));
-    const std::int64_t rows = result.rows, heads = result.heads;
-    const ConstTensor out = dtype == DType::bf16 ? dense(std::as_const(bf16).data(), dtype, {rows, heads, value_dims})
-                                                 : dense(f32.data(), dtype, {rows, heads, value_dims});
-    return compare(oracle, out, dense(std::as_const(lse).data(), DType::f32, {rows, heads}), base, accuracy, true);
-}
-
-Accuracy accuracy_with(PFormat format, float p_scale) {
-    return accuracy_of({.kernel = "test", .p_format = format, .p_scale = p_scale});
-}
-
-Accuracy accuracy_for(PFormat format) { return accuracy_with(format, format == PFormat::e4m3 ? 448.0F : 1.0F); }
-
-const PFormat all_formats[] = {PFormat::e4m3, PFormat::f16, PFormat::bf16, PFormat::f64};
-
-Recipe plain_recipe() {
-    Recipe recipe;
-    recipe.rows = 2;
-    recipe.heads = 6;
-    recipe.sources = {{.record = Record::fp8_ds_mla, .width = 300}};
-    recipe.query_dtype = DType::bf16;
-    recipe.absent = 0;
-    recipe.expected = false;
-    recipe.seed = 21;
-    return recipe;
-}
-
-/// A generated case that a test may damage.
-struct Subject {
-    Case file;
-    Oracle oracle;
-
-    explicit Subject(const Recipe& recipe) : file(generate(recipe)), oracle(compute_oracle(case_step(file))) {}
-
-    CaseStep step() const { return case_step(file); }
-    template <class T>
-    T* data(const std::string& tensor) {
-        return reinterpret_cast<T*>(file.tensors.at(tensor).bytes.get());
-    }
-    /// What a kernel that computes another step exactly would be told.
-    Verdict judge_as(const CaseStep& faulty, PFormat format) const {
-        return judge(oracle, Result(compute_oracle(faulty)), accuracy_for(format));
-    }
-};
-
-void expect_fail_in_all_formats(const Subject& subject, const CaseStep& faulty, const char* fault) {
-    for (const PFormat format : all_formats) {
-        const Verdict verdict = subject.judge_as(faulty, format);
-        EXPECT_FALSE(verdict.pass) << fault << " passes with p_" << name(format);
-        EXPECT_FALSE(verdict.problem.empty());
-    }
-}
 
 TEST(Tolerance, HonestRoundingPasses) {
     for (const std::int64_t width : {1, 2, 63, 300}) {
@@ -156,139 +79,6 @@ TEST(Tolerance, RoundedWeightsPassTheirOwnFormatAndNotAFinerOne) {
         EXPECT_FALSE(judge(subject.oracle, result, accuracy_for(coarse_to_fine[i + 1]), DType::f32).pass)
             << "p_" << name(coarse_to_fine[i]) << " passes as p_" << name(coarse_to_fine[i + 1]);
     }
-}
-
-/// The column of row 0 with the largest weight in head 0: the result without it differs most.
-std::size_t heaviest_column(const Subject& subject, Case& file) {
-    auto* slots = reinterpret_cast<std::int32_t*>(file.tensors.at("slots").bytes.get());
-    std::size_t heaviest = 0;
-    double largest = -1;
-    for (std::size_t c = 0; c < static_cast<std::size_t>(subject.oracle.width); ++c) {
-        const std::int32_t slot = std::exchange(slots[c], -1);
-        CaseStep step = case_step(file);
-        step.heads = 1;
-        step.rows = 1;
-        step.query.shape[1] = 1;
-        const double change = std::fabs(compute_oracle(step).lse[0] - subject.oracle.lse[0]);
-        slots[c] = slot;
-        if (change > largest) {
-            largest = change;
-            heaviest = c;
-        }
-    }
-    return heaviest;
-}
-
-TEST(ToleranceFault, OneKeyDropped) {
-    Recipe recipe = plain_recipe();
-    recipe.sources[0].width = 65;
-    Subject subject(recipe);
-    const std::size_t column = heaviest_column(subject, subject.file);
-    subject.data<std::int32_t>("slots")[column] = -1;
-    expect_fail_in_all_formats(subject, subject.step(), "a dropped key");
-}
-
-TEST(ToleranceFault, TwoHeadsSwapped) {
-    const Subject subject(plain_recipe());
-    for (const PFormat format : all_formats) {
-        Result result(subject.oracle);
-        for (std::int64_t d = 0; d < value_dims; ++d) std::swap(result.at(1, 2, d), result.at(1, 3, d));
-        const Verdict verdict = judge(subject.oracle, result, accuracy_for(format));
-        EXPECT_FALSE(verdict.pass);
-        EXPECT_EQ(verdict.row, 1);
-        EXPECT_TRUE(verdict.head == 2 || verdict.head == 3) << verdict.head;
-    }
-}
-
-TEST(ToleranceFault, LseInTheOtherBase) {
-    const Subject subject(plain_recipe());
-    Result result(subject.oracle);
-    for (double& lse : result.lse) lse *= 1.4426950408889634;
-    for (const PFormat format : all_formats) {
-        const Verdict verdict = judge(subject.oracle, result, accuracy_for(format));
-        EXPECT_FALSE(verdict.pass);
-        EXPECT_NE(verdict.problem.find("lse"), std::string::npos) << verdict.problem;
-    }
-}
-
-TEST(ToleranceFault, LseWithTheSink) {
-    Recipe recipe = plain_recipe();
-    recipe.sinks = true;
-    const Subject subject(recipe);
-    const float* sinks = static_cast<const float*>(subject.step().sinks.data);
-    Result result(subject.oracle);
-    for (std::size_t cell = 0; cell < result.lse.size(); ++cell)
-        result.lse[cell] = std::log(std::exp(result.lse[cell]) +
-                                    std::exp(double{sinks[cell % static_cast<std::size_t>(recipe.heads)]}));
-    for (const PFormat format : all_formats) EXPECT_FALSE(judge(subject.oracle, result, accuracy_for(format)).pass);
-}
-
-TEST(ToleranceFault, ExponentWithoutLog2E) {
-    const Subject subject(plain_recipe());
-    CaseStep faulty = subject.step();
-    faulty.softmax_scale *= 0.6931472F;
-    expect_fail_in_all_formats(subject, faulty, "2^s in place of e^s");
-}
-
-TEST(ToleranceFault, SinkTwiceOrNever) {
-    Recipe recipe = plain_recipe();
-    recipe.sinks = true;
-    const Subject subject(recipe);
-    CaseStep faulty = subject.step();
-    std::vector<float> doubled(static_cast<const float*>(faulty.sinks.data),
-                               static_cast<const float*>(faulty.sinks.data) + recipe.heads);
-    for (float& sink : doubled) sink += 0.6931472F;
-    faulty.sinks = dense(std::as_const(doubled).data(), DType::f32, {recipe.heads});
-    expect_fail_in_all_formats(subject, faulty, "a sink applied twice");
-    faulty.sinks = {};
-    expect_fail_in_all_formats(subject, faulty, "a sink left out");
-}
-
-TEST(ToleranceFault, ShiftedByOneSlot) {
-    Subject subject(plain_recipe());
-    const std::int64_t num_slots = subject.step().sources[0].cache.num_slots();
-    auto* slots = subject.data<std::int32_t>("slots");
-    // To the next slot that holds a record: one that nobody names would give NaN, which is easier to see.
-    const std::vector<std::int32_t> named(slots, slots + 2 * subject.oracle.width);
-    for (std::size_t i = 0; i < named.size(); ++i) do
-            slots[i] = static_cast<std::int32_t>((slots[i] + 1) % num_slots);
-        while (std::find(named.begin(), named.end(), slots[i]) == named.end());
-    expect_fail_in_all_formats(subject, subject.step(), "the neighbouring slot");
-}
-
-TEST(ToleranceFault, ScaleOfTheNeighbouringGroup) {
-    for (const Record record : {Record::fp8_ds_mla, Record::nvfp4_ds_mla}) {
-        Recipe recipe = plain_recipe();
-        recipe.sources[0].record = record;
-        Subject subject(recipe);
-        const RecordLayout& layout = layout_of(record);
-        auto* bytes = subject.data<std::uint8_t>("cache");
-        const std::int64_t num_slots = subject.step().sources[0].cache.num_slots();
-        for (std::int64_t slot = 0; slot < num_slots; ++slot) {
-            std::uint8_t* scales = bytes + slot * layout.record_bytes + layout.scale_offset_bytes;
-            std::rotate(scales, scales + layout.scale_size(), scales + layout.groups() * layout.scale_size());
-        }
-        expect_fail_in_all_formats(subject, subject.step(), "the neighbouring group's scale");
-    }
-}
-
-TEST(ToleranceFault, ScaleLeftOutOfTheValues) {
-    Recipe recipe = plain_recipe();
-    recipe.sources[0].record = Record::fp8_576;
-    const Subject subject(recipe);
-    const float k_scale = subject.step().sources[0].k_scale;
-    ASSERT_GT(std::fabs(k_scale - 1), 0.1F);
-    Result result(subject.oracle);
-    for (double& value : result.out) value /= double{k_scale};
-    for (const PFormat format : all_formats) EXPECT_FALSE(judge(subject.oracle, result, accuracy_for(format)).pass);
-}
-
-TEST(ToleranceFault, EverythingOnePercentLarger) {
-    const Subject subject(plain_recipe());
-    Result result(subject.oracle);
-    for (double& value : result.out) value *= 1.01;
-    for (const PFormat format : {PFormat::f16, PFormat::f64})
-        EXPECT_FALSE(judge(subject.oracle, result, accuracy_for(format)).pass);
 }
 
 class ToleranceExact : public testing::Test {
