@@ -72,7 +72,7 @@ SourceParams check_source(const Plan& plan, const DecodeArgs& args, std::size_t 
     const bool scaled = source.k_scale.pointer != nullptr || source.k_scale.value != 1.0F;
     if (scaled && !layout_of(planned.record).takes_k_scale)
         refuse(k_scale, "1 for record " + to_string(planned.record) + " (it carries its own scales)",
-               source.k_scale.pointer != nullptr ? "a pointer" : std::to_string(source.k_scale.value));
+               source.k_scale.pointer != nullptr ? "a pointer" : detail::to_text(source.k_scale.value));
     return {.cache = source.cache,
             .slots = static_cast<const std::int32_t*>(source.slots.data),
             .slots_row_stride = source.slots.strides[0],

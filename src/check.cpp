@@ -8,12 +8,6 @@ namespace sparsemla::detail {
 
 namespace {
 
-std::string to_text(float value) {
-    std::ostringstream text;
-    text << value;
-    return text.str();
-}
-
 std::string required_text(const TensorRule& rule) {
     std::vector<std::string> dtypes;
     for (DType dtype : rule.dtypes) dtypes.emplace_back(name(dtype));
@@ -73,6 +67,12 @@ void check_alignment(const ConstTensor& tensor, const TensorRule& rule) {
 }
 
 }  // namespace
+
+std::string to_text(float value) {
+    std::ostringstream text;
+    text << value;
+    return text.str();
+}
 
 bool Extent::accepts(std::int64_t extent) const {
     switch (kind) {

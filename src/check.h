@@ -50,6 +50,9 @@ void check_tensor(const ConstTensor& tensor, const TensorRule& rule);
 /// Throws Error(unsupported) for a tensor on a GPU: `verb` has no kernel there in this build.
 void check_on_cpu(const ConstTensor& tensor, std::string_view argument, std::string_view verb);
 
+/// A number as messages show it: "1e-30", "0.5".
+std::string to_text(float value);
+
 /// Throws Error(invalid_argument) "argument: need a positive finite number, got ...".
 void check_positive_finite(float value, std::string_view argument);
 void check_finite(float value, std::string_view argument);

@@ -1,24 +1,18 @@
 #include "sparsemla/device.h"
 
-#include <hwy/targets.h>
 #include <tbb/info.h>
 
 #include "gpu.h"
+#include "kernels.h"
 
 namespace sparsemla {
 
 namespace {
 
-/// The best instruction set that both this CPU and this build know. Highway numbers better sets lower.
-std::string simd_name() {
-    const auto usable = static_cast<std::uint64_t>(hwy::SupportedTargets() & HWY_TARGETS);
-    return hwy::TargetName(static_cast<int64_t>(usable & (~usable + 1)));
-}
-
 DeviceSpec cpu_spec() {
     DeviceSpec spec;
     spec.device = {Device::Kind::cpu, 0};
-    spec.name = simd_name();
+    spec.name = detail::cpu_instruction_set();
     spec.threads = tbb::info::default_concurrency();
     return spec;
 }

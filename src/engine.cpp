@@ -50,10 +50,10 @@ Engine::Engine(EngineConfig config, DeviceSpec device, PlanCache& plans)
 const Plan& Engine::plan_for(std::int64_t rows, std::int64_t width) const {
     const std::int64_t most_rows = config_.row_capacities.back();
     if (rows < 0 || rows > most_rows) refuse("rows", "0 .. " + std::to_string(most_rows), std::to_string(rows));
-    std::vector<std::string> widths;
-    for (const std::int64_t planned : config_.widths) widths.push_back(std::to_string(planned));
     for (const Entry& entry : entries_)
         if (entry.rows >= rows && entry.width == width) return *entry.plan;
+    std::vector<std::string> widths;
+    for (const std::int64_t planned : config_.widths) widths.push_back(std::to_string(planned));
     refuse("width", "a planned width: " + detail::join(widths, ", ", " or "), std::to_string(width));
 }
 

@@ -82,6 +82,9 @@ struct Kernel {
 /// All kernels of this build in order of preference.
 std::span<const Kernel* const> kernels();
 
+/// The instruction set that the `cpu` kernel uses here: "AVX3", "NEON".
+std::string cpu_instruction_set();
+
 extern const Kernel reference_kernel;  // cpu/reference.cpp
 extern const Kernel cpu_kernel;        // cpu/decode.cpp
 

@@ -89,7 +89,7 @@ Json to_json(const ConvertArgs& args, const std::vector<ConvertedRow>& rows, con
 Status run_convert(const ConvertFlags& flags) {
     Case file = load_case(flags.path);
     const std::optional<ConvertArgs> args = case_indices(file);
-    if (!args)
+    if (!args || file.find("slots") != nullptr)
         throw Error(ErrorKind::invalid_argument, flags.path, "a case with token_ids, block_table and request_of_row",
                     "one that has slots already");
     const Case original = file;  // keeps the tensors that args looks at, whatever conversion does with them

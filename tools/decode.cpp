@@ -3,9 +3,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <limits>
 #include <memory>
 #include <string>
+#include <system_error>
 
 #include "sparsemla/formats.h"
 #include "tools/output.h"
@@ -106,8 +108,17 @@ Case result_file(const Runner& runner) {
     return file;
 }
 
+/// The result holds no step: written over the case, it would destroy it.
+void check_output(const DecodeFlags& flags) {
+    if (flags.output.empty()) return;
+    check_output_path(flags.output);
+    std::error_code unknown;  // of a file that is not there
+    if (std::filesystem::equivalent(flags.path, flags.output, unknown))
+        throw Error(ErrorKind::invalid_argument, "--output", "another file than the case", flags.output);
+}
+
 Status run_decode(const DecodeFlags& flags) {
-    if (!flags.output.empty()) check_output_path(flags.output);
+    check_output(flags);
     const LoadedStep loaded = load_step(flags.path);
     Runner runner(loaded.step, plan_on_first(loaded.step.problem(), devices_of(flags.run), plan_options(flags.run)));
     Progress progress;

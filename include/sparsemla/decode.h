@@ -96,7 +96,8 @@ struct PlanOptions {
     std::optional<int> splits{};
     std::optional<ColumnRule> columns{};
     std::optional<int> chunk{};
-    bool allow_unverified = false;  ///< offer kernels on architectures where nobody has run them
+    bool allow_unverified =
+        false;  ///< offer GPU kernels on architectures where nobody has run them; no effect on a CPU
 };
 
 /// Why a kernel does not run a problem: one sentence with the parameter and the allowed set.
@@ -168,8 +169,10 @@ struct DecodeArgs {
     Tensor lse{};            ///< f32 [>= rows, >= heads], any strides (a transposed view too), iff problem.lse
     Memory workspace{};  ///< plan.workspace_bytes or more, 64-byte aligned, on the device; not in use by another call
     Memory state{};      ///< plan.state_bytes or more
-    bool validate = false;  ///< refuse slots >= num_slots, slots in a gap and counts outside [0, width] instead of
-                            ///< treating them as absent; reads the lists on the host
+    /// Refuse what would be treated as absent or clamped: slots >= num_slots or in a gap, and counts outside
+    /// [0, count_offset + width] (of the last source, where both sources look at the same counts). Reads the lists on
+    /// the host; CPU problems only.
+    bool validate = false;
 };
 
 /// Loads what the plan's first call would load, and zeroes its state. Once per plan and state, outside graph capture.

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <string>
 
+#include "check.h"
 #include "cpu/decode_columns.h"
 #include "cpu/decode_layout.h"
 #include "cpu/decode_steps.h"
@@ -44,8 +45,8 @@ std::optional<std::string> refuse(const Problem&, const DeviceSpec&, const PlanO
     if (format == PFormat::f64) return "p_format must be e4m3, f16 or bf16, got f64";
     const float p_scale = options.p_scale.value_or(default_p_scale(format));
     if (!(p_scale >= smallest_p_scale && p_scale <= largest_p_scale(format)))
-        return "p_scale must be 2^-16 .. " + std::to_string(static_cast<int>(largest_p_scale(format))) + " with p_" +
-               std::string(name(format)) + ", got " + std::to_string(p_scale);
+        return "p_scale must be 2^-16 .. " + std::to_string(static_cast<int>(largest_p_scale(format))) + " with " +
+               std::string(name(format)) + ", got " + to_text(p_scale);
     const int splits = options.splits.value_or(1);
     if (splits < 1 || splits > max_splits)
         return "splits must be 1 .. " + std::to_string(max_splits) + ", got " + std::to_string(splits);
@@ -113,8 +114,8 @@ class Call {
 
    private:
     struct Task {
-        std::int64_t row;   ///< of the call
-        std::int64_t slot;  ///< of the wave
+        std::int64_t row;       ///< of the call
+        std::int64_t wave_row;  ///< the row's place in the wave
         int split;
         int head_tile;
         int thread;
@@ -123,8 +124,8 @@ class Call {
     void run_wave(std::int64_t first_row, std::int64_t rows) {
         team_.for_each(rows * layout_.groups, [&](std::int64_t i, int) {
             const auto group = static_cast<int>(i % layout_.groups);
-            const std::int64_t slot = i / layout_.groups;
-            transpose_query(params_, first_row + slot, group, 1, query(slot, group));
+            const std::int64_t wave_row = i / layout_.groups;
+            transpose_query(params_, first_row + wave_row, group, 1, query(wave_row, group));
         });
         const std::int64_t tasks_of_row = std::int64_t{schedule_.splits} * layout_.head_tiles;
         const auto task_of = [&](std::int64_t i, int thread) {
@@ -151,7 +152,7 @@ class Call {
             const ChunkSlots chunk = chunk_slots(params_, task.row, columns, split, begin);
             if (chunk.num_keys == 0) continue;
             dequantise_chunk(chunk, scratch + layout_.thread.keys);
-            dot_products({.query = query(task.slot, first_group(task)),
+            dot_products({.query = query(task.wave_row, first_group(task)),
                           .keys = scratch + layout_.thread.keys,
                           .dots = scratch + layout_.thread.dots,
                           .heads = heads_of(task),
@@ -186,15 +187,15 @@ class Call {
     }
 
     void find_maxima(const Task& task) {
-        float* split = split_at(task.slot, task.split);
+        float* split = split_at(task.wave_row, task.split);
         float* max = split + layout_.split.row_max + first_group(task) * head_group;
         const std::int64_t keys =
             for_each_chunk(task, max, nullptr, [](const WeightsArgs& args) { score_maxima(args); });
-        if (task.head_tile == 0) num_keys(task.slot, task.split) = keys;
+        if (task.head_tile == 0) num_keys(task.wave_row, task.split) = keys;
     }
 
     void run_split(const Task& task) {
-        float* split = split_at(task.slot, task.split);
+        float* split = split_at(task.wave_row, task.split);
         const std::int64_t first_head = std::int64_t{first_group(task)} * head_group;
         const float* scratch = floats_ + task.thread * layout_.thread.size;
         if (schedule_.anchor == Anchor::row_max) join_maxima(task);
@@ -212,7 +213,7 @@ class Call {
         };
         const std::int64_t keys =
             for_each_chunk(task, split + layout_.split.max + first_head, split + layout_.split.sum + first_head, visit);
-        if (task.head_tile == 0 && schedule_.anchor != Anchor::row_max) num_keys(task.slot, task.split) = keys;
+        if (task.head_tile == 0 && schedule_.anchor != Anchor::row_max) num_keys(task.wave_row, task.split) = keys;
     }
 
     /// The row's maximum of the task's heads, into the thread's scratch.
@@ -220,19 +221,19 @@ class Call {
         float* joined = floats_ + task.thread * layout_.thread.size + layout_.thread.row_max;
         bool first = true;
         for (int split = 0; split < schedule_.splits; ++split) {
-            if (num_keys(task.slot, split) == 0) continue;
-            const float* max = split_at(task.slot, split) + layout_.split.row_max + first_group(task) * head_group;
+            if (num_keys(task.wave_row, split) == 0) continue;
+            const float* max = split_at(task.wave_row, split) + layout_.split.row_max + first_group(task) * head_group;
             for (int head = 0; head < heads_of(task); ++head)
                 joined[head] = first ? max[head] : std::max(joined[head], max[head]);
             first = false;
         }
     }
 
-    void merge(std::int64_t row, std::int64_t slot, int group) {
+    void merge(std::int64_t row, std::int64_t wave_row, int group) {
         std::array<SplitPartial, max_splits> splits;
         for (int i = 0; i < schedule_.splits; ++i) {
-            const float* split = split_at(slot, i);
-            splits[static_cast<std::size_t>(i)] = {.num_keys = num_keys(slot, i),
+            const float* split = split_at(wave_row, i);
+            splits[static_cast<std::size_t>(i)] = {.num_keys = num_keys(wave_row, i),
                                                    .sums = split + layout_.split.sums,
                                                    .max = split + layout_.split.max,
                                                    .sum = split + layout_.split.sum};
@@ -252,15 +253,15 @@ class Call {
         const std::int64_t first = std::int64_t{first_group(task)} * head_group;
         return static_cast<int>(std::min<std::int64_t>(params_.heads - first, layout_.tile_groups * head_group));
     }
-    float* row_at(std::int64_t slot) const { return floats_ + layout_.rows_offset + slot * layout_.row.size; }
-    float* query(std::int64_t slot, int group) const {
-        return row_at(slot) + layout_.row.query + group * params_.d_qk * head_group;
+    float* row_at(std::int64_t wave_row) const { return floats_ + layout_.rows_offset + wave_row * layout_.row.size; }
+    float* query(std::int64_t wave_row, int group) const {
+        return row_at(wave_row) + layout_.row.query + group * params_.d_qk * head_group;
     }
-    float* split_at(std::int64_t slot, int split) const {
-        return row_at(slot) + layout_.row.splits + split * layout_.split.size;
+    float* split_at(std::int64_t wave_row, int split) const {
+        return row_at(wave_row) + layout_.row.splits + split * layout_.split.size;
     }
-    std::int64_t& num_keys(std::int64_t slot, int split) const {
-        return *reinterpret_cast<std::int64_t*>(split_at(slot, split) + layout_.split.num_keys);
+    std::int64_t& num_keys(std::int64_t wave_row, int split) const {
+        return *reinterpret_cast<std::int64_t*>(split_at(wave_row, split) + layout_.split.num_keys);
     }
 
     const DecodeParams& params_;
