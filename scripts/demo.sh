@@ -28,6 +28,6 @@ cat <<TEXT
 That was one decode step: every query row attended to its own list of cache records, on this machine's CPU.
   $result  the output and the LSE
   $tool gen --help      makes steps of any record, shape and seed
-  $tool check CASE...   compares every kernel with the float64 reference
+  $tool check CASE...   compares every kernel with the float64 oracle
   scripts/test.sh                 runs all tests
 TEXT

@@ -38,6 +38,11 @@ void read_query(const CaseFields& fields, CaseStep& step) {
                                {Extent::any("rows"), Extent::any("heads"), Extent::exactly(d_qk, "d_qk")});
     step.rows = step.query.shape[0];
     step.heads = step.query.shape[1];
+    // Rows without heads hold no byte, and what is kept for each of them would be more than the file justifies.
+    constexpr std::int64_t max_rows_without_heads = std::int64_t{1} << 16;
+    if (step.heads == 0 && step.rows > max_rows_without_heads)
+        fields.fail("query", "at most " + std::to_string(max_rows_without_heads) + " rows without heads",
+                    std::to_string(step.rows));
     step.sinks = fields.optional_tensor("sinks", {DType::f32}, {Extent::exactly(step.heads, "heads")});
 }
 

@@ -200,6 +200,18 @@ TEST(CaseFile, AbsentAndMisshapenTensorsAreNamed) {
     EXPECT_TRUE(contains(refusal_of(c), "at most the 8 slots"));
 }
 
+TEST(CaseFile, RowsWithoutAByteAreLimited) {
+    for (const std::int64_t rows : {std::int64_t{65536}, std::int64_t{65537}, std::int64_t{1} << 40}) {
+        Case c = case_of(Record::fp8_576);
+        c.tensors["query"] = make_owned(DType::bf16, {rows, 0, layout_of(Record::fp8_576).d_qk()});
+        c.tensors["slots"] = make_owned(DType::i32, {rows, 0});
+        if (rows == 65536)
+            EXPECT_EQ(refusal_of(c), "");
+        else
+            EXPECT_TRUE(contains(refusal_of(c), "at most 65536 rows without heads, got " + std::to_string(rows)));
+    }
+}
+
 TEST(CaseFile, NumbersAreReadStrictly) {
     for (const char* key : {"softmax_scale", "q_scale", "k_scale", "out_scale"})
         for (const char* value : {"nan", "NaN", "0", "-0", "0.0", "-1", "inf", "-inf", "1e39", "1e-60", "", " 1", "1 ",

@@ -292,6 +292,16 @@ class Gen(ToolTest):
 
 
 class Decode(ToolTest):
+    def test_never_over_its_case(self):
+        kept = self.path("kept")
+        shutil.copy(self.case, kept)
+        link = self.path("link")
+        os.symlink(kept, link)
+        for output in (kept, link):
+            self.refuse("decode", kept, "-o", output, mentions=["--output", "another file"])
+        with open(kept, "rb") as now, open(self.case, "rb") as before:
+            self.assertEqual(now.read(), before.read())
+
     def test_result_file(self):
         output = self.path("result")
         text = self.succeed("decode", self.case, "-o", output)
@@ -449,6 +459,14 @@ class Convert(ToolTest):
             self.assertGreater(rows[0]["token_ids"], rows[0]["kept"])
             self.succeed("check", ids, slots)
             self.assertIn("kept", self.succeed("convert", ids))
+
+    def test_slots_beside_token_ids(self):
+        ids = self.path("ids_and_slots")
+        self.succeed("gen", ids, "--record", "fp8", "--rows", 2, "--heads", 1, "--width", 3, "--token-ids")
+        header, payload = read_safetensors(ids)
+        slots = {"dtype": "I32", "shape": [2, 3], "data_offsets": [len(payload), len(payload) + 24]}
+        write_safetensors(ids, {**header, "slots": slots}, payload + bytes(24))
+        self.refuse("convert", ids, mentions=["token_ids", "slots"])
 
     def test_a_case_with_slots(self):
         self.refuse("convert", self.case, mentions=["token_ids"])

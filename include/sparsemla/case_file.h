@@ -50,7 +50,7 @@ void validate(const Case& c);
 /// Writes the file whole or not at all: a temporary beside `path`, flushed, then renamed. Throws Error (io).
 void save_case(const Case& c, const std::string& path);
 
-/// What a case asks for: geometry of its sources, scales, LSE base.
+/// One source of a step: its cache, list, counts and factor.
 struct CaseSource {
     CacheView cache;
     ConstTensor slots;

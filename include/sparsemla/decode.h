@@ -39,7 +39,7 @@ std::string_view name(LseBase base);
 std::string_view name(PFormat format);
 std::string_view name(Anchor anchor);
 std::string_view name(ColumnRule rule);
-std::optional<PFormat> find_p_format(std::string_view name);  ///< "e4m3", "f16", "bf16" (with or without "p_")
+std::optional<PFormat> find_p_format(std::string_view name);  ///< "e4m3", "f16", "bf16", "f64" (with or without "p_")
 std::optional<Anchor> find_anchor(std::string_view name);
 std::optional<ColumnRule> find_column_rule(std::string_view name);
 
@@ -144,6 +144,7 @@ struct Scale {
     const float* pointer = nullptr;
 };
 
+/// Caller-owned memory on the problem's device; null where none is needed.
 struct Memory {
     void* data = nullptr;
     std::size_t bytes = 0;

@@ -56,6 +56,8 @@ struct EngineConfig {
 /// that holds it; more rows than the last capacity, and widths not planned, are refused.
 class Engine {
    public:
+    /// Throws Error for an empty or negative list, and what make_plan throws. `plans` must outlive the engine, and
+    /// needs prepare() after the last engine was made.
     Engine(EngineConfig config, DeviceSpec device, PlanCache& plans);
 
     const EngineConfig& config() const { return config_; }
@@ -63,7 +65,7 @@ class Engine {
     /// The plan of a batch. Throws Error naming rows or width and what is planned.
     const Plan& plan_for(std::int64_t rows, std::int64_t width) const;
 
-    /// convert_indices with this engine's sharding.
+    /// convert_indices with this engine's sharding, whatever args.sharding says.
     void convert(ConvertArgs args, Stream stream = {}) const;
     /// decode on plan_for(args.rows, width of source 0's slots); workspace and state default to the cache's.
     void decode(DecodeArgs args, Stream stream = {}) const;
