@@ -297,6 +297,7 @@ class Decode(ToolTest):
         shutil.copy(self.case, kept)
         link = self.path("link")
         os.symlink(kept, link)
+        self.refuse("decode", kept, "-o", "", mentions=["--output", "file name"])
         for output in (kept, link):
             self.refuse("decode", kept, "-o", output, mentions=["--output", "another file"])
         with open(kept, "rb") as now, open(self.case, "rb") as before:

@@ -288,7 +288,7 @@ Subcommand add_bench(CLI::App& parent) {
     CLI::Option* json =
         app->add_flag("--json", flags->json, "one JSON document: version, suite, repeat, limits, timings");
     app->add_flag("--csv", flags->csv, "one line per timing, after a line of column names")->excludes(json);
-    app->add_option("--plot", flags->plot, "also write a dot plot")->type_name("FILE.svg");
+    output_option(*app, "--plot", flags->plot, "also write a dot plot")->type_name("FILE.svg");
     app->footer(
         "Kernels of one problem take turns after two untimed turns; p10 and p90 are the spread.\n"
         "GB/s counts the records of all active columns, GFLOP/s the products and sums of Q*K and P*V.\n"

@@ -115,7 +115,7 @@ Subcommand add_convert(CLI::App& parent) {
     CLI::App* app = parent.add_subcommand("convert", "Token ids of a case to slots of its rank, with counts");
     auto flags = std::make_shared<ConvertFlags>();
     app->add_option("CASE", flags->path, "a case file with token_ids")->required()->type_name("FILE");
-    app->add_option("-o,--output", flags->output, "write the case with its slots and counts")->type_name("FILE");
+    output_option(*app, "-o,--output", flags->output, "write the case with its slots and counts");
     app->add_flag("--json", flags->json, "one JSON document: path, world, rank, interleave, rows, output");
     app->footer(
         "Example:\n"

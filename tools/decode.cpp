@@ -157,8 +157,7 @@ Subcommand add_decode(CLI::App& parent) {
     CLI::App* app = parent.add_subcommand("decode", "Run a case once and show the result");
     auto flags = std::make_shared<DecodeFlags>();
     app->add_option("CASE", flags->path, "a case file")->required()->type_name("FILE");
-    app->add_option("-o,--output", flags->output, "write tensors `out` (BF16) and `lse` (F32), safetensors")
-        ->type_name("FILE");
+    output_option(*app, "-o,--output", flags->output, "write tensors `out` (BF16) and `lse` (F32), safetensors");
     add_run_flags(*app, flags->run, false);
     app->add_flag("--json", flags->json,
                   "one JSON document: path, device, kernel, schedule, lse_base, seconds, rows, output; numbers that "

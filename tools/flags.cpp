@@ -102,6 +102,14 @@ CLI::Option* word_option(CLI::App& app, const std::string& name, std::string& ta
         ->type_name("NAME");
 }
 
+CLI::Option* output_option(CLI::App& app, const std::string& name, std::string& target, const std::string& help) {
+    return app.add_option(name, target, help)
+        ->type_name("FILE")
+        ->check(CLI::Validator(
+            [](std::string& path) { return path.empty() ? std::string("need a file name, got \"\"") : std::string(); },
+            ""));
+}
+
 std::vector<std::int64_t> parse_list(const std::string& text, const std::string& argument, std::size_t limit) {
     const auto fail = [&](std::string_view required) {
         throw Error(ErrorKind::invalid_argument, argument, required, in_quotes(text.substr(0, 60)));

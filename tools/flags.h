@@ -33,6 +33,9 @@ CLI::Option* number_option(CLI::App& app, const std::string& name, double& targe
 CLI::Option* word_option(CLI::App& app, const std::string& name, std::string& target,
                          const std::vector<std::string>& words, const std::string& help);
 
+/// An option that names a file to write; an empty name is refused.
+CLI::Option* output_option(CLI::App& app, const std::string& name, std::string& target, const std::string& help);
+
 /// "1,5,8-11" as [1, 5, 8, 9, 10, 11]: at most `limit` integers of [0, 2^31 - 1]. Throws Error naming `argument`.
 std::vector<std::int64_t> parse_list(const std::string& text, const std::string& argument, std::size_t limit);
 
