@@ -97,7 +97,8 @@ Cell Comparison::cell(std::int64_t row, std::int64_t head) const {
 }
 
 double Comparison::element_bound(const Cell& cell, std::size_t element, std::size_t value) const {
-    const double relative = accuracy_.u_p + accuracy_.u_acc + cell.u_s + static_cast<double>(cell.active) * u_sum;
+    const double relative =
+        accuracy_.u_p + accuracy_.u_acc + cell.u_s + static_cast<double>(cell.active) * accuracy_.u_sum;
     const double v = oracle_.anchor_weight[cell.index] * oracle_.value_abs[value];
     return (1 + cell.u_out) * (relative * oracle_.weighted_abs[element] + accuracy_.u_sub * v) +
            cell.u_out * std::fabs(oracle_.out[element]) + smallest_normal * std::max(1.0, oracle_.value_factor);
@@ -116,7 +117,7 @@ double Comparison::lse_bound(const Cell& cell) const {
     const std::int64_t splits = std::max<std::int64_t>(accuracy_.splits, 1);
     const std::int64_t longest = std::min(cell.active, chunk) + 3 * (cell.active / chunk / splits + 1) + splits;
     return accuracy_.lse_base + accuracy_.lse_score * oracle_.score_scale[cell.index] +
-           static_cast<double>(std::max<std::int64_t>(0, longest - lse_base_additions)) * u_sum;
+           static_cast<double>(std::max<std::int64_t>(0, longest - lse_base_additions)) * accuracy_.u_sum;
 }
 
 /// |got - expected| / bound; infinite where a rule without a bound is broken.
@@ -249,6 +250,7 @@ Accuracy accuracy_of(const Schedule& schedule) {
             accuracy.u_sub = smallest_normal;
             break;
         case PFormat::f64:
+            accuracy.u_sum = 0x1p-53;
             accuracy.u_score = 0x1p-40;  // 576 additions of 2^-53, twice, with room for the scales
             accuracy.lse_base = 0x1p-20;
             accuracy.lse_score = 0x1p-23;

@@ -13,6 +13,7 @@ namespace sparsemla::harness {
 struct Accuracy {
     double u_p = 0;              ///< relative rounding of P
     double u_sub = 0;            ///< absolute rounding of P, in units of the anchor's weight
+    double u_sum = 0x1p-24;      ///< one addition of the sums over columns: FP32; 2^-53 for float64
     double u_acc = 0;            ///< accumulation in P*V beyond FP32
     double u_score = 0x1p-20;    ///< of score_scale: effect of score error on the weights
     double lse_base = 1e-5;      ///< natural units
