@@ -46,13 +46,15 @@ struct Timing {
     double flops_per_s() const { return operations / median_s; }
 };
 
-/// The least time that the limits allow, and which of the two sets it.
+/// The least time that the limits allow, and which of the two sets it. Unknown (0, "") for a GPU: the limits measured
+/// here are the CPU's.
 struct Limit {
     double seconds = 0;
     std::string by;
 };
 
 Limit limit_of(const Timing& timing, const MachineLimits& machine) {
+    if (timing.device != to_string(Device{})) return {};
     const double fma = machine.fma_flops_per_s > 0 ? timing.operations / machine.fma_flops_per_s : 0;
     const double memory = machine.read_bytes_per_s > 0 ? timing.bytes / machine.read_bytes_per_s : 0;
     return fma >= memory ? Limit{fma, "fma"} : Limit{memory, "memory"};
@@ -179,7 +181,7 @@ void print_table(const std::vector<Timing>& timings, const MachineLimits& machin
                        format_seconds(timing.p10_s), format_seconds(timing.p90_s),
                        fmt::format("{:.2f}", timing.bytes_per_s() / 1e9),
                        fmt::format("{:.1f}", timing.flops_per_s() / 1e9),
-                       fmt::format("{:.0f} %", limit_percent(timing, limit)), limit.by});
+                       limit.by.empty() ? "" : fmt::format("{:.0f} %", limit_percent(timing, limit)), limit.by});
     }
     print(table.text());
 }
@@ -295,6 +297,7 @@ Subcommand add_bench(CLI::App& parent) {
         "of limit: the least time that the FP32 multiply-add peak (fma) and the memory bandwidth (memory), both "
         "measured\n"
         "in this run on as many threads, allow; over the median. Records that a CPU cache holds can exceed `memory`.\n"
+        "On a GPU: the time between two events around the call, and no limit.\n"
         "Examples:\n"
         "  sparsemla bench --filter fp8\n"
         "  sparsemla bench --kernel cpu --p-format all --repeat 31 --plot bench.svg");

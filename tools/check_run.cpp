@@ -1,8 +1,10 @@
 #include "tools/check_run.h"
 
+#include <algorithm>
 #include <numeric>
 #include <utility>
 
+#include "harness/devices.h"
 #include "harness/oracle.h"
 #include "tools/expectation.h"
 #include "tools/run.h"
@@ -10,8 +12,8 @@
 namespace sparsemla::tool {
 namespace {
 
-/// Plans of every kernel on the device that takes the problem, in each P format that was asked for; the others'
-/// reasons.
+/// Plans of every kernel of the devices that takes the problem, in each P format that was asked for; the reasons of the
+/// others that belong to these devices.
 struct Candidates {
     std::vector<Plan> plans;
     std::vector<Refusal> declined;
@@ -37,16 +39,25 @@ void add_plans(Candidates& candidates, const Problem& problem, const DeviceSpec&
     if (candidates.plans.size() == before) candidates.plans.push_back(make_plan(problem, device, options));
 }
 
+/// The kernels to ask of a device: its own, or the one that was named if it is among them. Of the only device that is
+/// asked of it wherever it belongs: the refusal is then the answer.
+std::vector<std::string> kernels_to_ask(const DeviceSpec& device, const std::string& named, bool only_device) {
+    std::vector<std::string> kernels = harness::kernels_on(device.device.kind);
+    if (named.empty()) return kernels;
+    if (only_device || std::find(kernels.begin(), kernels.end(), named) != kernels.end()) return {named};
+    return {};
+}
+
 Candidates candidates_for(Problem problem, const RunFlags& flags) {
     const bool all_kernels = flags.kernel.empty() || flags.kernel == "all";
     const bool every_p_format = flags.p_format == "all" || (flags.p_format.empty() && all_kernels);
     Candidates candidates;
-    for (const DeviceSpec& device : devices_of(flags)) {
+    const std::vector<DeviceSpec> devices = devices_of(flags);
+    for (const DeviceSpec& device : devices) {
         problem.device = device.device;
         PlanOptions options = plan_options(flags);
-        const std::vector<std::string> kernels =
-            all_kernels ? kernel_names() : std::vector<std::string>{options.kernel};
-        for (const std::string& kernel : kernels) {
+        const std::string named = options.kernel;
+        for (const std::string& kernel : kernels_to_ask(device, named, devices.size() == 1)) {
             options.kernel = kernel;
             add_plans(candidates, problem, device, options, every_p_format);
         }
@@ -55,6 +66,7 @@ Candidates candidates_for(Problem problem, const RunFlags& flags) {
 }
 
 std::string reasons(const std::vector<Refusal>& declined) {
+    if (declined.empty()) return "a build without kernels for the device";
     std::string text;
     for (const Refusal& refusal : declined) text += (text.empty() ? "" : "; ") + refusal.reason;
     return text;

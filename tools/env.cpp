@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "harness/devices.h"
 #include "sparsemla/decode.h"
 #include "sparsemla/device.h"
 #include "tools/output.h"
@@ -45,32 +46,22 @@ CpuFacts read_cpu_facts() {
     return facts;
 }
 
-/// A device, and for each kernel of the build whether it can run there at all.
+/// A device, and for each kernel of its kind whether it can run there at all.
 struct DeviceKernels {
     DeviceReport report;
     std::vector<std::pair<std::string, std::string>> kernels;  ///< name, "" or why not
 };
 
-/// A problem that every kernel for the device takes if it takes anything: flat records, one head tile.
-Problem smallest_problem(Device device) {
-    Problem problem;
-    problem.rows = 1;
-    problem.heads = 16;
-    problem.sources = {{.record = Record::fp8_576, .form = RecordForm::contiguous, .split_rope = false, .width = 64}};
-    problem.device = device;
-    return problem;
-}
-
 std::vector<DeviceKernels> survey() {
     std::vector<DeviceKernels> devices;
     for (const DeviceReport& report : list_devices()) {
         DeviceKernels device{.report = report, .kernels = {}};
-        for (const std::string& kernel : kernel_names()) {
+        for (const std::string& kernel : harness::kernels_on(report.spec.device.kind)) {
             PlanOptions options;
             options.kernel = kernel;
             std::string reason = report.usable ? "" : "the device cannot be used";
             if (report.usable)
-                reason = refusal(smallest_problem(report.spec.device), report.spec, options).value_or("");
+                reason = refusal(harness::smallest_problem(report.spec.device), report.spec, options).value_or("");
             device.kernels.emplace_back(kernel, reason);
         }
         devices.push_back(std::move(device));

@@ -72,21 +72,29 @@ std::string describe(const Problem& problem) {
 }
 
 Runner::Runner(const CaseStep& step, Plan plan) : plan_(std::move(plan)), args_(step.args()) {
-    if (plan_.device.device.kind != Device::Kind::cpu)
-        throw Error(ErrorKind::unsupported, "--device", "cpu, where the tool can place a case",
-                    to_string(plan_.device.device));
     out_ = poisoned(plan_.problem.out_dtype, {step.rows, step.heads, value_dims});
     lse_ = poisoned(DType::f32, {step.rows, step.heads});
-    workspace_ = poisoned(DType::u8, {static_cast<std::int64_t>(plan_.workspace_bytes)});
-    state_ = poisoned(DType::u8, {static_cast<std::int64_t>(plan_.state_bytes)});
     args_.out = out_.view();
     args_.lse = lse_.view();
+    if (plan_.device.device.kind != Device::Kind::cpu) {
+        gpu_ = std::make_unique<harness::GpuStep>(plan_, args_);
+        prepare(plan_, gpu_->args().state, gpu_->stream().stream());
+        gpu_->stream().synchronize();
+        return;
+    }
+    workspace_ = poisoned(DType::u8, {static_cast<std::int64_t>(plan_.workspace_bytes)});
+    state_ = poisoned(DType::u8, {static_cast<std::int64_t>(plan_.state_bytes)});
     args_.workspace = memory_of(workspace_);
     args_.state = memory_of(state_);
     prepare(plan_, args_.state);
 }
 
 double Runner::run() {
+    if (gpu_ != nullptr) {
+        const double us = gpu_->stream().time_us([&](Stream stream) { decode(plan_, gpu_->args(), stream); });
+        gpu_->download_outputs();
+        return 1e-6 * us;
+    }
     const auto start = std::chrono::steady_clock::now();
     decode(plan_, args_);
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 
+#include "harness/gpu_step.h"
 #include "sparsemla/case_file.h"
 #include "sparsemla/decode.h"
 
@@ -25,13 +27,14 @@ std::int64_t record_bytes_read(const CaseStep& step);
 /// "8 rows x 16 heads, fp8 (576 bytes) x 2,048 columns + fp8 (512 bytes) x 128 columns, sinks"
 std::string describe(const Problem& problem);
 
-/// The buffers of one step under one plan. Outputs start as NaN, so that what a kernel leaves unwritten shows.
+/// The buffers of one step under one plan, on the plan's device. Outputs start as NaN, so that what a kernel leaves
+/// unwritten shows.
 class Runner {
    public:
-    /// The step must outlive the runner. Throws Error (unsupported) for a plan that is not for the CPU.
+    /// The step must outlive the runner.
     Runner(const CaseStep& step, Plan plan);
 
-    /// One decode. Returns the seconds it took.
+    /// One decode. Returns the seconds it took: on a GPU, between two events around it on its stream.
     double run();
 
     const Plan& plan() const { return plan_; }
@@ -44,7 +47,8 @@ class Runner {
     OwnedTensor lse_;
     OwnedTensor workspace_;
     OwnedTensor state_;
-    DecodeArgs args_;
+    DecodeArgs args_;                        ///< in host memory
+    std::unique_ptr<harness::GpuStep> gpu_;  ///< their mirror, for a GPU
 };
 
 }  // namespace sparsemla::tool

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "harness/devices.h"
 #include "sparsemla/decode.h"
 #include "tools/output.h"
 #include "tools/subcommands.h"
@@ -33,14 +34,27 @@ std::vector<RecordCase> record_cases() {
     return cases;
 }
 
-/// The devices of the matrix. A plan is a pure function of the spec, so none of them has to be in this machine.
-std::vector<DeviceSpec> matrix_devices() {
-    DeviceSpec cpu = query_device({});
+/// A column of the matrix: a device and a kernel of its kind.
+struct Column {
+    DeviceSpec device;
+    std::string kernel;
+};
+
+/// A plan is a pure function of the spec, so none of the devices has to be in this machine. The GPU is as an H100 or
+/// H200 says of itself.
+std::vector<Column> columns() {
     DeviceSpec hopper;
     hopper.device = {Device::Kind::cuda, 0};
     hopper.name = "GPU of compute capability 9.0";
     hopper.capability = 90;
-    return {cpu, hopper};
+    hopper.sms = 132;
+    hopper.shared_memory_bytes = 227 * 1024;
+    hopper.l2_bytes = std::int64_t{50} << 20;
+    hopper.resident_clusters = {132, 66, 32, 16, 8};
+    std::vector<Column> all;
+    for (const DeviceSpec& device : {query_device({}), hopper})
+        for (const std::string& kernel : harness::kernels_on(device.device.kind)) all.push_back({device, kernel});
+    return all;
 }
 
 std::string device_title(const DeviceSpec& device) {
@@ -52,17 +66,17 @@ struct Cell {
     std::string refusal;  ///< empty: runs
 };
 
-Cell ask(const RecordCase& record, const DeviceSpec& device, const std::string& kernel, DType query) {
+Cell ask(const RecordCase& record, const Column& column, DType query) {
     Problem problem;
     problem.rows = 8;
     problem.heads = 16;
     problem.query_dtype = query;
     problem.sources = {record.source};
-    problem.device = device.device;
+    problem.device = column.device.device;
     PlanOptions options;
-    options.kernel = kernel;
-    return {record.name, device_title(device), kernel, std::string(name(query)),
-            refusal(problem, device, options).value_or("")};
+    options.kernel = column.kernel;
+    return {record.name, device_title(column.device), column.kernel, std::string(name(query)),
+            refusal(problem, column.device, options).value_or("")};
 }
 
 /// "runs", "refused", or the queries that run where only some do.
@@ -93,24 +107,21 @@ Json to_json(const std::vector<Cell>& cells) {
 Status run_support(bool json) {
     std::string table = "| record | bytes | form |";
     std::string rule = "|---|---|---|";
-    const std::vector<DeviceSpec> devices = matrix_devices();
-    for (const DeviceSpec& device : devices)
-        for (const std::string& kernel : kernel_names()) {
-            table += fmt::format(" `{}` on {} |", kernel, device_title(device));
-            rule += "---|";
-        }
+    const std::vector<Column> asked = columns();
+    for (const Column& column : asked) {
+        table += fmt::format(" `{}` on {} |", column.kernel, device_title(column.device));
+        rule += "---|";
+    }
     table += "\n" + rule + "\n";
     std::vector<Cell> all;
     for (const RecordCase& record : record_cases()) {
         table += "| " + record.name + " |";
-        for (const DeviceSpec& device : devices)
-            for (const std::string& kernel : kernel_names()) {
-                std::vector<Cell> queries;
-                for (const DType query : {DType::f8_e4m3, DType::bf16})
-                    queries.push_back(ask(record, device, kernel, query));
-                table += " " + cell_text(queries) + " |";
-                all.insert(all.end(), queries.begin(), queries.end());
-            }
+        for (const Column& column : asked) {
+            std::vector<Cell> queries;
+            for (const DType query : {DType::f8_e4m3, DType::bf16}) queries.push_back(ask(record, column, query));
+            table += " " + cell_text(queries) + " |";
+            all.insert(all.end(), queries.begin(), queries.end());
+        }
         table += "\n";
     }
     json ? print_json(to_json(all)) : print(table);

@@ -1,0 +1,49 @@
+// Answers for harness/gpu.h in a build without the CUDA part.
+#include "harness/gpu.h"
+
+namespace sparsemla::harness {
+namespace {
+
+[[noreturn]] void refuse(Device device) {
+    throw Error(ErrorKind::unsupported, "device", "a build with the CUDA part for " + to_string(device),
+                "built without CUDA");
+}
+
+[[noreturn]] void refuse() { refuse({Device::Kind::cuda, 0}); }
+
+}  // namespace
+
+struct GpuBuffer::Memory {};
+struct GpuStream::Handle {};
+struct GpuGraph::Handle {};
+
+int gpu_count() { return 0; }
+
+GpuBuffer::GpuBuffer() = default;
+GpuBuffer::GpuBuffer(Device device, std::size_t, const GpuBufferOptions&) { refuse(device); }
+GpuBuffer::GpuBuffer(GpuBuffer&&) noexcept = default;
+GpuBuffer& GpuBuffer::operator=(GpuBuffer&&) noexcept = default;
+GpuBuffer::~GpuBuffer() = default;
+void GpuBuffer::fill(int) { refuse(); }
+void GpuBuffer::fill(int, std::size_t, std::size_t) { refuse(); }
+void GpuBuffer::fill(int, Stream) const { refuse(); }
+void GpuBuffer::upload(const void*, std::size_t, std::size_t) { refuse(); }
+void GpuBuffer::download(void*, std::size_t, std::size_t) const { refuse(); }
+
+GpuStream::GpuStream(Device device) { refuse(device); }
+GpuStream::GpuStream(GpuStream&&) noexcept = default;
+GpuStream& GpuStream::operator=(GpuStream&&) noexcept = default;
+GpuStream::~GpuStream() = default;
+Stream GpuStream::stream() const { refuse(); }
+Device GpuStream::device() const { refuse(); }
+void GpuStream::synchronize() const { refuse(); }
+double GpuStream::time_us(const std::function<void(Stream)>&) const { refuse(); }
+
+GpuGraph::GpuGraph(const GpuStream&, const std::function<void(Stream)>&) { refuse(); }
+GpuGraph::GpuGraph(GpuGraph&&) noexcept = default;
+GpuGraph& GpuGraph::operator=(GpuGraph&&) noexcept = default;
+GpuGraph::~GpuGraph() = default;
+void GpuGraph::replay(Stream) const { refuse(); }
+double GpuGraph::time_us(const GpuStream&, int) const { refuse(); }
+
+}  // namespace sparsemla::harness
