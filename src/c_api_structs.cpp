@@ -27,6 +27,7 @@ static_assert(SPARSEMLA_P_E4M3 == static_cast<int>(PFormat::e4m3) &&
 static_assert(SPARSEMLA_ANCHOR_CHUNK_MAX == static_cast<int>(Anchor::chunk_max) &&
               SPARSEMLA_ANCHOR_ROW_MAX == static_cast<int>(Anchor::row_max));
 static_assert(SPARSEMLA_COLUMNS_INTERLEAVED == static_cast<int>(ColumnRule::interleaved));
+static_assert(SPARSEMLA_COLUMNS_ROUND_ROBIN == static_cast<int>(ColumnRule::round_robin));
 
 /// `count`: how many values the enumeration has.
 template <class Enum>
@@ -179,7 +180,7 @@ PlanOptions to_plan_options(const sparsemla_plan_options* given) {
     if (options.p_scale != 0) result.p_scale = options.p_scale;
     if (options.anchor != SPARSEMLA_CHOOSE) result.anchor = to_enum<Anchor>(options.anchor, 3, "options.anchor");
     if (options.column_rule != SPARSEMLA_CHOOSE)
-        result.columns = to_enum<ColumnRule>(options.column_rule, 2, "options.column_rule");
+        result.columns = to_enum<ColumnRule>(options.column_rule, 3, "options.column_rule");
     if (options.splits != 0) result.splits = options.splits;
     if (options.chunk != 0) result.chunk = options.chunk;
     result.allow_unverified = to_flag(options.allow_unverified, "options.allow_unverified");

@@ -15,7 +15,9 @@ constexpr Names<PFormat, 4> p_formats{
     {{PFormat::e4m3, "p_e4m3"}, {PFormat::f16, "p_f16"}, {PFormat::bf16, "p_bf16"}, {PFormat::f64, "p_f64"}}};
 constexpr Names<Anchor, 3> anchors{
     {{Anchor::split_running_max, "split_running_max"}, {Anchor::chunk_max, "chunk_max"}, {Anchor::row_max, "row_max"}}};
-constexpr Names<ColumnRule, 2> column_rules{{{ColumnRule::blocks, "blocks"}, {ColumnRule::interleaved, "interleaved"}}};
+constexpr Names<ColumnRule, 3> column_rules{{{ColumnRule::blocks, "blocks"},
+                                             {ColumnRule::interleaved, "interleaved"},
+                                             {ColumnRule::round_robin, "round_robin"}}};
 
 template <class Enum, std::size_t n>
 std::string_view name_in(const Names<Enum, n>& names, Enum value) {

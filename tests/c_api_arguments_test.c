@@ -156,10 +156,30 @@ static void test_values(void) {
                    "a GPU that no machine has");
 }
 
+static void test_column_rules(void) {
+    step* s = make_step();
+    sparsemla_plan_options options = sparsemla_plan_options_default();
+    sparsemla_plan* plan = NULL;
+    for (int32_t rule = SPARSEMLA_COLUMNS_BLOCKS; rule <= SPARSEMLA_COLUMNS_ROUND_ROBIN; ++rule) {
+        sparsemla_plan_info info = {.size = sizeof info};
+        options.column_rule = rule;
+        expect_ok(sparsemla_plan_create(&s->problem, &s->device, &options, &plan), "a column rule");
+        expect_ok(sparsemla_plan_describe(plan, &info), "its plan");
+        check(info.column_rule == rule, "the plan must have the column rule that was asked for");
+        check(rule != SPARSEMLA_COLUMNS_ROUND_ROBIN || strstr(info.schedule, "columns=round_robin") != NULL,
+              "the schedule must name the rule");
+        sparsemla_plan_destroy(plan);
+    }
+    options.column_rule = SPARSEMLA_COLUMNS_ROUND_ROBIN + 1;
+    expect_refused(sparsemla_plan_create(&s->problem, &s->device, &options, &plan), SPARSEMLA_INVALID_ARGUMENT,
+                   "column_rule", "a column rule past the last");
+}
+
 int main(void) {
     check(sparsemla_last_error()[0] == '\0', "no call failed yet: need an empty text");
     test_nulls();
     test_sizes();
     test_values();
+    test_column_rules();
     return report();
 }

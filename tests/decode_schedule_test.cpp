@@ -66,18 +66,31 @@ double rounded(PFormat format, double p) {
 
 using Columns = std::vector<const Column*>;
 
-/// The chunks of every split, absent columns left out, as decode.h states the rules.
-std::vector<std::vector<Columns>> chunks_of(const Schedule& schedule, const std::vector<Column>& columns) {
-    const auto n = static_cast<int>(columns.size());
+struct Place {
+    int split, position;  ///< position: of the column within its split
+};
+
+/// As decode.h states the rules, for a single source without counts.
+Place place_of(const Schedule& schedule, int column, int n) {
     const int share = (n + schedule.splits - 1) / schedule.splits;
     const int block = (share + schedule.chunk - 1) / schedule.chunk * schedule.chunk;
+    const int chunk = column / schedule.chunk;
+    switch (schedule.columns) {
+        case ColumnRule::blocks: return {column / block, column % block};
+        case ColumnRule::interleaved: return {column % schedule.splits, column / schedule.splits};
+        case ColumnRule::round_robin: break;
+    }
+    return {chunk % schedule.splits, chunk / schedule.splits * schedule.chunk + column % schedule.chunk};
+}
+
+/// The chunks of every split, absent columns left out.
+std::vector<std::vector<Columns>> chunks_of(const Schedule& schedule, const std::vector<Column>& columns) {
+    const auto n = static_cast<int>(columns.size());
     std::vector<std::vector<Columns>> splits(static_cast<std::size_t>(schedule.splits));
     for (int c = 0; c < n; ++c) {
-        const bool blocks = schedule.columns == ColumnRule::blocks;
-        const int split = blocks ? c / block : c % schedule.splits;
-        const int position = blocks ? c % block : c / schedule.splits;
-        std::vector<Columns>& chunks = splits[static_cast<std::size_t>(split)];
-        const auto chunk = static_cast<std::size_t>(position / schedule.chunk);
+        const Place place = place_of(schedule, c, n);
+        std::vector<Columns>& chunks = splits[static_cast<std::size_t>(place.split)];
+        const auto chunk = static_cast<std::size_t>(place.position / schedule.chunk);
         chunks.resize(std::max(chunks.size(), chunk + 1));
         if (!columns[static_cast<std::size_t>(c)].values.empty())
             chunks[chunk].push_back(&columns[static_cast<std::size_t>(c)]);
@@ -138,8 +151,9 @@ TEST(Schedule, ExecutedAsPrinted) {
     Fixture fixture(3);
     for (const PFormat format : {PFormat::f16, PFormat::bf16, PFormat::e4m3})
         for (const Anchor anchor : {Anchor::split_running_max, Anchor::chunk_max, Anchor::row_max})
-            for (const ColumnRule rule : {ColumnRule::blocks, ColumnRule::interleaved})
-                for (const auto& [splits, chunk] : {std::pair{1, 64}, {1, 1}, {2, 16}, {3, 7}, {8, 4}, {64, 16}}) {
+            for (const ColumnRule rule : {ColumnRule::blocks, ColumnRule::interleaved, ColumnRule::round_robin})
+                for (const auto& [splits, chunk] :
+                     {std::pair{1, 64}, {1, 1}, {2, 16}, {3, 7}, {5, 8}, {6, 4}, {8, 4}, {10, 3}, {16, 2}, {64, 16}}) {
                     const Result result = fixture.step.run({.kernel = "cpu",
                                                             .p_format = format,
                                                             .anchor = anchor,
@@ -164,9 +178,14 @@ TEST(Schedule, AnchorsAndColumnRulesDiffer) {
         other.anchor = anchor;
         EXPECT_FALSE(same_bits(running, 0, fixture.step.run(other), 0)) << name(anchor);
     }
-    PlanOptions interleaved = base;
-    interleaved.columns = ColumnRule::interleaved;
-    EXPECT_FALSE(same_bits(running, 0, fixture.step.run(interleaved), 0));
+    PlanOptions other = base;
+    other.columns = ColumnRule::interleaved;
+    const Result interleaved = fixture.step.run(other);
+    other.columns = ColumnRule::round_robin;
+    const Result round_robin = fixture.step.run(other);
+    EXPECT_FALSE(same_bits(running, 0, interleaved, 0));
+    EXPECT_FALSE(same_bits(running, 0, round_robin, 0));
+    EXPECT_FALSE(same_bits(interleaved, 0, round_robin, 0));
 }
 
 }  // namespace

@@ -98,7 +98,7 @@ Options options_of(const std::vector<int>& choice, const std::vector<Layout>& al
     options.plan.p_format = pick({PFormat::f16, PFormat::e4m3, PFormat::bf16}, next());
     options.plan.anchor = pick({Anchor::split_running_max, Anchor::chunk_max, Anchor::row_max}, next());
     options.plan.splits = pick<std::optional<int>>({std::nullopt, 1, 3, 64}, next());
-    options.plan.columns = pick({ColumnRule::blocks, ColumnRule::interleaved}, next());
+    options.plan.columns = pick({ColumnRule::blocks, ColumnRule::interleaved, ColumnRule::round_robin}, next());
     options.plan.chunk = pick<std::optional<int>>({std::nullopt, 1, 7, 256}, next());
     options.absent = pick({0.0, 0.2, 0.9}, next());
     options.ragged = next() == 1;
@@ -130,7 +130,7 @@ TEST(CpuKernel, WithinBoundsOverEveryPairOfOptions) {
                                     3,
                                     3,
                                     4,
-                                    2,
+                                    3,
                                     4,
                                     3,
                                     2,

@@ -19,6 +19,7 @@ struct Case {
 std::vector<Case> schedules() {
     return {{PFormat::f16, Anchor::split_running_max, ColumnRule::blocks},
             {PFormat::e4m3, Anchor::chunk_max, ColumnRule::interleaved},
+            {PFormat::e4m3, Anchor::split_running_max, ColumnRule::round_robin},
             {PFormat::bf16, Anchor::row_max, ColumnRule::blocks}};
 }
 

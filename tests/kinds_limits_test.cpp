@@ -105,7 +105,7 @@ TEST_P(K19_DispatchGap, OptionsAreTakenOrRefused) {
     int taken = 0;
     for (const PFormat format : {PFormat::e4m3, PFormat::f16, PFormat::bf16, PFormat::f64})
         for (const Anchor anchor : {Anchor::split_running_max, Anchor::chunk_max, Anchor::row_max})
-            for (const ColumnRule rule : {ColumnRule::blocks, ColumnRule::interleaved})
+            for (const ColumnRule rule : {ColumnRule::blocks, ColumnRule::interleaved, ColumnRule::round_robin})
                 for (const int splits : {-1, 0, 1, 2, 1 << 20})
                     for (const int chunk : {-8, 0, 1, 16, 1 << 20}) {
                         const PlanOptions options{.kernel = kernel(),

@@ -246,7 +246,7 @@ TEST(Names, RoundTrip) {
     }
     for (const Anchor anchor : {Anchor::split_running_max, Anchor::chunk_max, Anchor::row_max})
         EXPECT_EQ(find_anchor(name(anchor)), anchor);
-    for (const ColumnRule rule : {ColumnRule::blocks, ColumnRule::interleaved})
+    for (const ColumnRule rule : {ColumnRule::blocks, ColumnRule::interleaved, ColumnRule::round_robin})
         EXPECT_EQ(find_column_rule(name(rule)), rule);
     for (const std::string_view text : {"", "p_", "p_p_f16", "e5m2", "unknown", "F16"}) {
         EXPECT_EQ(find_p_format(text), std::nullopt) << text;

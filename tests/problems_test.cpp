@@ -111,7 +111,7 @@ std::vector<PlanOptions> wishes(std::size_t number) {
         }
     PlanOptions options = list[number % 3];
     options.anchor = static_cast<Anchor>(number / 3 % 3);
-    options.columns = static_cast<ColumnRule>(number / 9 % 2);
+    options.columns = static_cast<ColumnRule>(number / 9 % 3);
     options.splits = 1 + static_cast<int>(number % 7);
     options.chunk = std::array{64, 16, 1, 100, 256}[number % 5];
     list.push_back(options);

@@ -23,7 +23,7 @@ inline std::vector<PlanOptions> schedules() {
         {.p_format = PFormat::f16, .anchor = Anchor::row_max, .splits = 8, .chunk = 16},
         {.p_format = PFormat::f16, .anchor = Anchor::chunk_max, .splits = 64, .chunk = 128},
         {.p_format = PFormat::bf16, .anchor = Anchor::chunk_max, .splits = 1, .chunk = 128},
-        {.p_format = PFormat::bf16, .splits = 5, .chunk = 64},
+        {.p_format = PFormat::bf16, .splits = 5, .columns = ColumnRule::round_robin, .chunk = 64},
     };
 }
 

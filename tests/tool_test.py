@@ -335,6 +335,10 @@ class Decode(ToolTest):
                                          "--threads", 1)
             self.assertIn("p_" + p_format.replace("p_", ""), document["schedule"])
             self.assertIn("splits=3", document["schedule"])
+        for columns in ("blocks", "interleaved", "round_robin"):
+            document = self.succeed_json("decode", self.case, "--kernel", "cpu", "--splits", 5, "--columns", columns)
+            self.assertIn(f"splits=5 columns={columns} ", document["schedule"])
+        self.refuse("decode", self.case, "--columns", "robin", mentions=["--columns", "robin", "round_robin"])
 
     def test_threads_change_no_bit(self):
         results = []

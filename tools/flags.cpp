@@ -58,7 +58,8 @@ void add_schedule_flags(CLI::App& app, RunFlags& flags) {
                 "what the exponents of P are relative to")
         ->group(group);
     word_option(app, "--columns", flags.columns,
-                {std::string(name(ColumnRule::blocks)), std::string(name(ColumnRule::interleaved))},
+                {std::string(name(ColumnRule::blocks)), std::string(name(ColumnRule::interleaved)),
+                 std::string(name(ColumnRule::round_robin))},
                 "which columns a split takes")
         ->group(group);
 }

@@ -29,10 +29,13 @@ enum class Anchor : std::uint8_t {
     row_max,            ///< the maximum over all splits of the row (of the cluster)
 };
 
-/// Which of a row's n active columns belong to split s of S.
+/// Which columns of a row belong to split s of S: of its n active ones, or (round_robin) by their place in the lists.
 enum class ColumnRule : std::uint8_t {
-    blocks,      ///< [s * b, (s + 1) * b) with b = ceil(ceil(n / S) / chunk) * chunk
-    interleaved  ///< s, s + S, s + 2S, ...
+    blocks,       ///< [s * b, (s + 1) * b) with b = ceil(ceil(n / S) / chunk) * chunk
+    interleaved,  ///< s, s + S, s + 2S, ...
+    /// Chunks s, s + S, s + 2S, ... of the lists, each source cut from its column 0 and source 1's chunks numbered
+    /// after the ceil(width / chunk) of source 0: what a count leaves out moves no other column.
+    round_robin
 };
 
 std::string_view name(LseBase base);

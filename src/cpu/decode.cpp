@@ -145,12 +145,11 @@ class Call {
     template <class Visit>
     std::int64_t for_each_chunk(const Task& task, float* max, float* sum, const Visit& visit) {
         const RowColumns columns = row_columns(params_, task.row);
-        const SplitColumns split = split_columns(schedule_, columns.total(), task.split);
         float* scratch = floats_ + task.thread * layout_.thread.size;
         std::int64_t keys = 0;
-        for (std::int64_t begin = 0; begin < split.count; begin += schedule_.chunk) {
-            const ChunkSlots chunk = chunk_slots(params_, task.row, columns, split, begin);
-            if (chunk.num_keys == 0) continue;
+        for_each_chunk_of(params_, columns, task.split, [&](const ColumnRange& range) {
+            const ChunkSlots chunk = chunk_slots(params_, task.row, columns, range);
+            if (chunk.num_keys == 0) return;
             dequantise_chunk(chunk, scratch + layout_.thread.keys);
             dot_products({.query = query(task.wave_row, first_group(task)),
                           .keys = scratch + layout_.thread.keys,
@@ -174,7 +173,7 @@ class Call {
                               .keep_factor = scratch + layout_.thread.keep_factor,
                               .chunk_factor = scratch + layout_.thread.chunk_factor});
             keys += chunk.num_keys;
-        }
+        });
         return keys;
     }
 
