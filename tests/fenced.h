@@ -64,6 +64,8 @@ class Fenced {
         return reinterpret_cast<T*>(data_);
     }
     Memory memory() const { return {data_, size_}; }
+    /// All that lies between the two pages.
+    Memory surroundings() const { return {inner_, inner_bytes_}; }
 
     void fill(int byte) { std::fill_n(data_, size_, static_cast<std::byte>(byte)); }
     /// Whether an access may write: inputs are made read-only while a call runs.

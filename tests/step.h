@@ -16,8 +16,10 @@
 #include "harness/tolerance.h"
 #include "sparsemla/decode.h"
 #include "sparsemla/formats.h"
+#include "tests/device.h"
 #include "tests/fenced.h"
 #include "tests/layouts.h"
+#include "tests/result.h"
 
 namespace sparsemla::test {
 
@@ -55,37 +57,6 @@ inline DeviceSpec cpu_spec(int threads = 2) {
     return spec;
 }
 
-/// What a call wrote, as bits and as numbers; dense.
-struct Result {
-    std::int64_t rows = 0;
-    std::int64_t heads = 0;
-    DType out_dtype = DType::bf16;
-    std::vector<std::uint32_t> out_bits;  ///< [rows, heads, 512]
-    std::vector<std::uint32_t> lse_bits;  ///< [rows, heads]
-    Schedule schedule;
-
-    std::span<const std::uint32_t> out_bits_of(std::int64_t row) const {
-        return std::span(out_bits).subspan(static_cast<std::size_t>(row * heads * value_dims),
-                                           static_cast<std::size_t>(heads * value_dims));
-    }
-    std::span<const std::uint32_t> lse_bits_of(std::int64_t row) const {
-        return std::span(lse_bits).subspan(static_cast<std::size_t>(row * heads), static_cast<std::size_t>(heads));
-    }
-    float out(std::int64_t row, std::int64_t head, int dim) const {
-        const std::uint32_t bits = out_bits[static_cast<std::size_t>((row * heads + head) * value_dims + dim)];
-        return out_dtype == DType::bf16 ? bf16_to_float(static_cast<std::uint16_t>(bits)) : std::bit_cast<float>(bits);
-    }
-    float lse(std::int64_t row, std::int64_t head) const {
-        return std::bit_cast<float>(lse_bits[static_cast<std::size_t>(row * heads + head)]);
-    }
-};
-
-/// Bit equality of a row of one result with a row of another.
-inline bool same_bits(const Result& a, std::int64_t row_a, const Result& b, std::int64_t row_b) {
-    return a.heads == b.heads && std::ranges::equal(a.out_bits_of(row_a), b.out_bits_of(row_b)) &&
-           (a.lse_bits.empty() || std::ranges::equal(a.lse_bits_of(row_a), b.lse_bits_of(row_b)));
-}
-
 class Step {
    public:
     static constexpr std::int64_t extra_rows = 2;   ///< that every tensor holds beyond `rows`
@@ -100,7 +71,7 @@ class Step {
                    .lse = spec.lse,
                    .lse_base = spec.lse_base,
                    .out_dtype = spec.out_dtype,
-                   .device = {}};
+                   .device = tested_device().device};
         for (std::size_t i = 0; i < spec.sources.size(); ++i) make_source(i, spec.sources[i]);
         args.rows = spec.rows;
         make_query();
@@ -110,7 +81,7 @@ class Step {
 
     Problem problem;
     DecodeArgs args;  ///< all but workspace and state; free to change, as long as outputs stay inside their memory
-    DeviceSpec device = cpu_spec();
+    DeviceSpec device = on_gpu() ? tested_device() : cpu_spec();
 
     const MutableCacheView& cache(std::size_t source = 0) const { return sources_[source].cache; }
     const Fenced& cache_memory(std::size_t source = 0) const { return sources_[source].cache_memory; }
@@ -159,6 +130,7 @@ class Step {
         for (std::size_t d = 0; d < values.size(); ++d) values[d] = value_of(static_cast<int>(d));
         pack(cache(source), dense(values.data(), DType::f32, {1, d_qk(problem)}), dense(&slot, DType::i32, {1}),
              options);
+        touch(slot, source);
     }
     /// Makes the record of every slot NaN wherever its encoding has one.
     void poison(std::int32_t slot, std::size_t source = 0, int byte = 0xFF) {
@@ -168,6 +140,7 @@ class Step {
         if (layout.rope.dims != 0) std::memset(at.rope, byte, static_cast<std::size_t>(layout.rope.bytes()));
         if (at.scales != nullptr)
             std::memset(at.scales, byte, static_cast<std::size_t>(layout.groups() * layout.scale_size()));
+        touch(slot, source);
     }
 
     /// A histogram cache: the record of slot s holds `mark` at dimension (s + shift) % 512 and zeros elsewhere. With
@@ -182,26 +155,29 @@ class Step {
             slot, [&](int d) { return d == (slot + shift) % value_dims ? mark : 0.0F; }, source);
     }
 
-    Plan plan(const PlanOptions& options = {}) const { return make_plan(problem, device, options); }
+    /// Whether a kernel takes this step; every step is one for the CPU's kernels.
+    bool taken_by(const std::string& kernel) const { return supports(problem, device, {.kernel = kernel}); }
+    /// Ends the test as skipped where a GPU kernel refuses.
+    Plan plan(const PlanOptions& options = {}) const { return plan_or_skip(problem, device, options); }
     Result run(const PlanOptions& options = {}) { return run(plan(options)); }
 
-    /// One call with fresh, filled workspace and poisoned outputs; inputs are read-only while it runs. Fails the test
-    /// where an element of [rows, heads] was not written, or anything else was.
+    /// One call on the plan's device with fresh, filled workspace and poisoned outputs; inputs are read-only while it
+    /// runs. Fails the test where an element of [rows, heads] was not written, or anything else was.
     Result run(const Plan& plan, int workspace_byte = 0xFF) {
-        Fenced workspace(plan.workspace_bytes, 64);
-        Fenced state(plan.state_bytes, 64);
-        workspace.fill(workspace_byte);
-        prepare(plan, state.memory());
         poison_outputs();
-        DecodeArgs call = args;
-        call.workspace = workspace.memory();
-        call.state = state.memory();
-        {
-            const ReadOnlyInputs guard(*this);
-            decode(plan, call);
-        }
-        EXPECT_TRUE(workspace.slack_intact() && state.slack_intact()) << "written beside workspace or state";
+        const ReadOnlyInputs guard(*this);
+        place(plan, workspace_byte).decode(plan);
         return collect(plan);
+    }
+    /// The arguments where the plan's device takes them.
+    DeviceCall place(const Plan& plan, int workspace_byte = 0xFF) const {
+        harness::GpuStepOptions options{.surroundings = {out_memory_.surroundings(), lse_memory_.surroundings()},
+                                        .workspace_byte = workspace_byte};
+        for (std::size_t i = 0; i < sources_.size(); ++i) {
+            options.caches[i] = placement(sources_[i].fence);
+            if (args.sources[i].cache.data == sources_[i].cache.data) options.sparse[i] = sources_[i].sparse;
+        }
+        return {plan, args, options};
     }
 
     void poison_outputs() {
@@ -216,6 +192,32 @@ class Step {
                 return false;
         }
         return true;
+    }
+
+    /// What the outputs hold, which are poison again afterwards.
+    Result collect(const Plan& plan) {
+        Result result{.rows = args.rows,
+                      .heads = heads_,
+                      .out_dtype = problem.out_dtype,
+                      .out_bits = {},
+                      .lse_bits = {},
+                      .schedule = plan.schedule};
+        result.out_bits.resize(static_cast<std::size_t>(args.rows * heads_ * value_dims));
+        std::uint32_t* bits = result.out_bits.data();
+        std::int64_t unwritten = 0;
+        for (std::int64_t row = 0; row < args.rows; ++row)
+            for (std::int64_t head = 0; head < heads_; ++head) {
+                const std::int64_t first = row * args.out.strides[0] + head * args.out.strides[1];
+                for (std::int64_t i = first; i < first + value_dims; ++i)
+                    *bits++ = problem.out_dtype == DType::bf16 ? take<std::uint16_t>(args.out, i, unwritten)
+                                                               : take<std::uint32_t>(args.out, i, unwritten);
+                if (problem.lse)
+                    result.lse_bits.push_back(take<std::uint32_t>(
+                        args.lse, row * args.lse.strides[0] + head * args.lse.strides[1], unwritten));
+            }
+        EXPECT_EQ(unwritten, 0) << "elements of out or lse were not written by " << to_string(plan.schedule);
+        EXPECT_TRUE(outputs_untouched()) << "written outside [rows, heads] by " << to_string(plan.schedule);
+        return result;
     }
 
     /// The step as the oracle takes it.
@@ -241,7 +243,13 @@ class Step {
     struct SourceMemory {
         Fenced cache_memory, rope_memory, slots, counts;
         MutableCacheView cache;
+        Against fence = Against::end;
+        std::optional<harness::SparseCache> sparse{};  ///< of a cache left as zeros: the records written so far
     };
+
+    void touch(std::int32_t slot, std::size_t source) {
+        if (sources_[source].sparse) sources_[source].sparse->slots.push_back(slot);
+    }
 
     void make_source(std::size_t i, const SourceSpec& spec) {
         SourceMemory& memory = sources_.emplace_back();
@@ -264,6 +272,8 @@ class Step {
             memory.rope_memory = Fenced(static_cast<std::size_t>(num_slots * layout.rope.bytes()), 16, spec.fence);
             memory.cache.rope = memory.rope_memory.data();
         }
+        memory.fence = spec.fence;
+        if (!spec.poisoned) memory.sparse.emplace();
         if (spec.poisoned) {
             memory.cache_memory.fill(0xFF);
             memory.rope_memory.fill(0xFF);
@@ -358,31 +368,6 @@ class Step {
         const T bits = std::exchange(static_cast<T*>(tensor.data)[index], poison);
         unwritten += bits == poison ? 1 : 0;
         return bits;
-    }
-
-    Result collect(const Plan& plan) {
-        Result result{.rows = args.rows,
-                      .heads = heads_,
-                      .out_dtype = problem.out_dtype,
-                      .out_bits = {},
-                      .lse_bits = {},
-                      .schedule = plan.schedule};
-        result.out_bits.resize(static_cast<std::size_t>(args.rows * heads_ * value_dims));
-        std::uint32_t* bits = result.out_bits.data();
-        std::int64_t unwritten = 0;
-        for (std::int64_t row = 0; row < args.rows; ++row)
-            for (std::int64_t head = 0; head < heads_; ++head) {
-                const std::int64_t first = row * args.out.strides[0] + head * args.out.strides[1];
-                for (std::int64_t i = first; i < first + value_dims; ++i)
-                    *bits++ = problem.out_dtype == DType::bf16 ? take<std::uint16_t>(args.out, i, unwritten)
-                                                               : take<std::uint32_t>(args.out, i, unwritten);
-                if (problem.lse)
-                    result.lse_bits.push_back(take<std::uint32_t>(
-                        args.lse, row * args.lse.strides[0] + head * args.lse.strides[1], unwritten));
-            }
-        EXPECT_EQ(unwritten, 0) << "elements of out or lse were not written by " << to_string(plan.schedule);
-        EXPECT_TRUE(outputs_untouched()) << "written outside [rows, heads] by " << to_string(plan.schedule);
-        return result;
     }
 
     std::int64_t rows_ = 0;
