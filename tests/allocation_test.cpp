@@ -11,7 +11,8 @@
 
 #include "harness/generate.h"
 #include "sparsemla/case_file.h"
-#include "sparsemla/engine.h"
+#include "sparsemla/indices.h"
+#include "tests/device.h"
 
 namespace {
 
@@ -47,14 +48,19 @@ std::int64_t allocations_of(const Call& call) {
     return allocations - before;
 }
 
-/// Two sources with counts and sinks: every argument that a call can have.
-Case full_case() {
+/// Two sources with counts and sinks: every argument that a call can have. `flat`: of the records that every kernel
+/// takes.
+Case full_case(bool flat) {
     harness::Recipe recipe;
     recipe.rows = 2;
     recipe.heads = 4;
     recipe.query_dtype = DType::bf16;
     recipe.sources = {{.record = Record::fp8_v4, .form = RecordForm::planar, .width = 70},
                       {.record = Record::fp8_v4, .form = RecordForm::planar, .width = 130}};
+    if (flat) {
+        recipe.query_dtype = DType::f8_e4m3;
+        recipe.sources = {{.width = 70}, {.width = 130}};
+    }
     recipe.counts = harness::CountsRecipe::ragged;
     recipe.sinks = true;
     recipe.expected = false;
@@ -64,25 +70,24 @@ Case full_case() {
 class DecodeAllocations : public testing::TestWithParam<std::string> {};
 
 TEST_P(DecodeAllocations, AreNone) {
-    const Case c = full_case();
+    const Case c = full_case(test::on_gpu());
     const CaseStep step = case_step(c);
-    DeviceSpec device = query_device({});
+    DeviceSpec device = test::tested_device();
     device.threads = 1;  // oneTBB, which runs more threads, keeps memory of its own
-    PlanCache plans;
-    const Plan& plan = plans.plan(step.problem(), device, {.kernel = GetParam()});
-    plans.prepare();
+    const Plan plan = test::plan_or_skip(step.problem(device.device), device, {.kernel = GetParam()});
     std::vector<std::uint16_t> out(static_cast<std::size_t>(step.rows * step.heads * value_dims));
     std::vector<float> lse(static_cast<std::size_t>(step.rows * step.heads));
     DecodeArgs args = step.args();
     args.out = dense(out.data(), DType::bf16, {step.rows, step.heads, value_dims});
     args.lse = dense(lse.data(), DType::f32, {step.rows, step.heads});
-    args.workspace = plans.workspace();
     args.validate = false;
-    decode(plan, args);  // first-use tables of the kernels
-    EXPECT_EQ(allocations_of([&] { decode(plan, args); }), 0);
+    test::DeviceCall call(plan, args);
+    call.decode(plan);  // first-use tables of the kernels
+    EXPECT_EQ(allocations_of([&] { decode(plan, call.args, call.stream()); }), 0);
+    call.download_outputs();
 }
 
-INSTANTIATE_TEST_SUITE_P(Kernels, DecodeAllocations, testing::ValuesIn(kernel_names()),
+INSTANTIATE_TEST_SUITE_P(Kernels, DecodeAllocations, testing::ValuesIn(test::tested_kernels()),
                          [](const auto& kernel) { return kernel.param; });
 
 TEST(MergeAllocations, AreNone) {

@@ -1,6 +1,6 @@
-// The cpu kernel executes the schedule its plan prints: outputs agree with the same schedule worked out in float64 (but
-// for the rounding of P) far more closely than with the exact result, so that another anchor, split, chunk or column
-// rule would show.
+// The fast kernel executes the schedule its plan prints: outputs agree with the same schedule worked out in float64
+// (but for the rounding of P) far more closely than with the exact result, so that another anchor, split, chunk or
+// column rule would show.
 #include <random>
 
 #include "tests/step_expect.h"
@@ -147,25 +147,34 @@ std::vector<double> expected(const Schedule& schedule, const std::vector<Column>
     return row.values;
 }
 
-TEST(Schedule, ExecutedAsPrinted) {
-    Fixture fixture(3);
+/// Every combination; of a GPU kernel, what it takes.
+std::vector<PlanOptions> every_schedule(const Step& step) {
+    if (on_gpu()) return schedules(fast_kernel(), step);
+    std::vector<PlanOptions> all;
     for (const PFormat format : {PFormat::f16, PFormat::bf16, PFormat::e4m3})
         for (const Anchor anchor : {Anchor::split_running_max, Anchor::chunk_max, Anchor::row_max})
             for (const ColumnRule rule : {ColumnRule::blocks, ColumnRule::interleaved, ColumnRule::round_robin})
                 for (const auto& [splits, chunk] :
-                     {std::pair{1, 64}, {1, 1}, {2, 16}, {3, 7}, {5, 8}, {6, 4}, {8, 4}, {10, 3}, {16, 2}, {64, 16}}) {
-                    const Result result = fixture.step.run({.kernel = "cpu",
-                                                            .p_format = format,
-                                                            .anchor = anchor,
-                                                            .splits = splits,
-                                                            .columns = rule,
-                                                            .chunk = chunk});
-                    ASSERT_EQ(result.schedule.splits, splits);
-                    for (std::int64_t head = 0; head < heads; ++head)
-                        // FP32 sums of 100 values up to 2.2; the rounding of P alone moves outputs by 1e-4 and more.
-                        ASSERT_NO_FATAL_FAILURE(expect_values(
-                            result, 0, head, expected(result.schedule, fixture.columns, query_of_head[head]), 0, 3e-6));
-                }
+                     {std::pair{1, 64}, {1, 1}, {2, 16}, {3, 7}, {5, 8}, {6, 4}, {8, 4}, {10, 3}, {16, 2}, {64, 16}})
+                    all.push_back({.kernel = fast_kernel(),
+                                   .p_format = format,
+                                   .anchor = anchor,
+                                   .splits = splits,
+                                   .columns = rule,
+                                   .chunk = chunk});
+    return all;
+}
+
+TEST(Schedule, ExecutedAsPrinted) {
+    Fixture fixture(3);
+    for (const PlanOptions& options : every_schedule(fixture.step)) {
+        const Result result = fixture.step.run(options);
+        ASSERT_EQ(result.schedule.splits, options.splits.value_or(result.schedule.splits));
+        for (std::int64_t head = 0; head < heads; ++head)
+            // FP32 sums of 100 values up to 2.2; the rounding of P alone moves outputs by 1e-4 and more.
+            ASSERT_NO_FATAL_FAILURE(expect_values(
+                result, 0, head, expected(result.schedule, fixture.columns, query_of_head[head]), 0, 3e-6));
+    }
 }
 
 TEST(Schedule, AnchorsAndColumnRulesDiffer) {

@@ -1,4 +1,4 @@
-// Contract 9 on the CPU: for one schedule a row's bits depend on that row's inputs only. Not on threads, position,
+// Contract 9: for one schedule a row's bits depend on that row's inputs only. Not on threads, position,
 // batchmates, capacity, head tiles, waves, workspace contents or repetition.
 #include <hwy/targets.h>
 #include <tbb/global_control.h>
@@ -24,7 +24,7 @@ std::vector<Case> schedules() {
 }
 
 PlanOptions options_of(const Case& schedule, int splits = 3) {
-    return {.kernel = "cpu",
+    return {.kernel = fast_kernel(),
             .p_format = schedule.p_format,
             .anchor = schedule.anchor,
             .splits = splits,
@@ -32,14 +32,28 @@ PlanOptions options_of(const Case& schedule, int splits = 3) {
             .chunk = 16};
 }
 
+/// Of every schedule above, or for a GPU kernel of what it takes; never one whose splits the plan would choose.
+std::vector<PlanOptions> schedules_for(const Step& step, int splits = 3) {
+    std::vector<PlanOptions> list;
+    for (const Case& schedule : schedules()) list.push_back(options_of(schedule, splits));
+    if (!on_gpu()) return list;
+    list = test::schedules(fast_kernel(), step);
+    std::erase_if(list, [](const PlanOptions& options) { return !options.splits; });
+    if (list.empty()) skip_test(fast_kernel() + " takes no number of splits");
+    return list;
+}
+
 constexpr std::int64_t width = 150;
+const Layout second_layout = {Record::nvfp4_ds_mla};
 
 /// Random records of two sources, random lists with absent columns and ragged counts, sinks.
 Step make_step(std::int64_t rows, std::int64_t heads, std::uint64_t seed) {
-    Step step({.rows = rows,
-               .heads = heads,
-               .sources = {{.width = width, .pages = 2}, {.layout = {Record::nvfp4_ds_mla}, .width = 40, .pages = 1}},
-               .sinks = true});
+    StepSpec spec{.rows = rows,
+                  .heads = heads,
+                  .sources = {{.width = width, .pages = 2}, {.layout = second_layout, .width = 40, .pages = 1}},
+                  .sinks = true};
+    if (!Step(spec).taken_by(fast_kernel())) spec.sources[1].layout = spec.sources[0].layout;
+    Step step(spec);
     randomise(step, seed);
     std::mt19937_64 bits(seed);
     for (std::size_t source = 0; source < 2; ++source) {
@@ -74,14 +88,12 @@ Result run_part(Step& step, std::int64_t row, std::int64_t first_head, std::int6
         advance(source.counts, row * source.counts.strides[0]);
         source.slots.shape[0] = source.counts.shape[0] = 1;
     }
-    const Plan plan = make_plan(problem, step.device, options);
+    const Plan plan = plan_or_skip(problem, step.device, options);
     std::vector<std::uint16_t> out(static_cast<std::size_t>(heads * value_dims), 0xFFA5);
     std::vector<float> lse(static_cast<std::size_t>(heads), not_a_number);
-    Fenced workspace(plan.workspace_bytes, 64);
     args.out = dense(out.data(), DType::bf16, {1, heads, value_dims});
     args.lse = dense(lse.data(), DType::f32, {1, heads});
-    args.workspace = workspace.memory();
-    decode(plan, args);
+    DeviceCall(plan, args).decode(plan);
     Result result{
         .rows = 1, .heads = heads, .out_dtype = DType::bf16, .out_bits = {}, .lse_bits = {}, .schedule = plan.schedule};
     result.out_bits.assign(out.begin(), out.end());
@@ -97,22 +109,22 @@ void expect_same(const Result& a, const Result& b, const std::string& what) {
 
 TEST(Determinism, ThreadsAndRepetition) {
     const tbb::global_control oversubscribed(tbb::global_control::max_allowed_parallelism, 8);
-    for (const Case& schedule : schedules()) {
-        Step step = make_step(5, 33, 7);
+    Step step = make_step(5, 33, 7);
+    for (const PlanOptions& options : schedules_for(step)) {
         step.device.threads = 1;
-        const Result alone = step.run(options_of(schedule));
-        expect_same(alone, step.run(options_of(schedule)), "a second call");
+        const Result alone = step.run(options);
+        expect_same(alone, step.run(options), "a second call");
         for (const int threads : {2, 3, 8, 64}) {
             step.device.threads = threads;
-            expect_same(alone, step.run(options_of(schedule)), std::to_string(threads) + " threads");
+            expect_same(alone, step.run(options), std::to_string(threads) + " threads");
         }
     }
 }
 
 TEST(Determinism, WorkspaceContents) {
-    for (const Case& schedule : schedules()) {
-        Step step = make_step(3, 20, 8);
-        const Plan plan = step.plan(options_of(schedule));
+    Step step = make_step(3, 20, 8);
+    for (const PlanOptions& options : schedules_for(step)) {
+        const Plan plan = step.plan(options);
         const Result poisoned = step.run(plan, 0xFF);
         for (const int byte : {0x00, 0x3F, 0x7F, 0x80})
             expect_same(poisoned, step.run(plan, byte), "a workspace of bytes " + std::to_string(byte));
@@ -120,18 +132,18 @@ TEST(Determinism, WorkspaceContents) {
 }
 
 TEST(Determinism, PositionAndBatchmates) {
-    for (const Case& schedule : schedules()) {
-        Step step = make_step(4, 18, 9);
-        const Result batch = step.run(options_of(schedule));
+    Step step = make_step(4, 18, 9);
+    for (const PlanOptions& options : schedules_for(step)) {
+        const Result batch = step.run(options);
         for (std::int64_t row = 0; row < 4; ++row)
-            EXPECT_TRUE(same_bits(batch, row, run_part(step, row, 0, 18, options_of(schedule)), 0))
+            EXPECT_TRUE(same_bits(batch, row, run_part(step, row, 0, 18, options), 0))
                 << to_string(batch.schedule) << ": row " << row << " differs from itself alone";
     }
 }
 
 TEST(Determinism, CapacityAndFewerRows) {
     Step step = make_step(4, 18, 10);
-    const PlanOptions options{.kernel = "cpu"};
+    const PlanOptions options{.kernel = fast_kernel()};
     const Result full = step.run(options);
     step.problem.rows = 50;
     const Plan larger = step.plan(options);
@@ -140,11 +152,11 @@ TEST(Determinism, CapacityAndFewerRows) {
 }
 
 TEST(Determinism, HeadsAlone) {
-    for (const Case& schedule : schedules()) {
-        Step step = make_step(1, 128, 11);
-        const Result all = step.run(options_of(schedule));
+    Step step = make_step(1, 128, 11);
+    for (const PlanOptions& options : schedules_for(step)) {
+        const Result all = step.run(options);
         for (const auto& [first, heads] : {std::pair{5, 1}, {0, 17}, {37, 6}, {60, 68}, {127, 1}, {13, 2}, {90, 12}}) {
-            const Result part = run_part(step, 0, first, heads, options_of(schedule));
+            const Result part = run_part(step, 0, first, heads, options);
             for (int head = 0; head < heads; ++head) {
                 ASSERT_EQ(part.lse_bits[static_cast<std::size_t>(head)],
                           all.lse_bits[static_cast<std::size_t>(first + head)])
@@ -162,13 +174,14 @@ TEST(Determinism, HeadsAlone) {
 TEST(Determinism, WavesOfRows) {
     // The partials of one row of 64 splits x 128 heads take half of what a wave may hold.
     Step step = make_step(3, 128, 12);
-    const PlanOptions options = options_of(schedules().front(), 64);
+    const PlanOptions options = on_gpu() ? schedules_for(step).back() : options_of(schedules().front(), 64);
     const Result batch = step.run(options);
     for (std::int64_t row = 0; row < 3; ++row)
         EXPECT_TRUE(same_bits(batch, row, run_part(step, row, 0, 128, options), 0)) << "row " << row;
 }
 
 TEST(Determinism, VectorLength) {
+    if (on_gpu()) GTEST_SKIP() << "vectors are the CPU's";
     // Both targets multiply and add in one rounding: register tiles of other shapes must not show.
     const std::int64_t both = HWY_AVX2 | HWY_AVX3;
     if ((hwy::SupportedTargets() & HWY_TARGETS & both) != both) GTEST_SKIP() << "needs AVX2 and AVX-512";

@@ -4,8 +4,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
-#include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -83,7 +84,7 @@ inline harness::GpuPlacement placement(Against against = Against::end) {
 }
 
 /// The arguments of a call where the plan's device takes them: in host memory, or mirrored to the GPU. Workspace and
-/// state are its own, prepared.
+/// state are its own and prepared, unless the options say otherwise.
 class DeviceCall {
    public:
     DeviceCall(const Plan& plan, const DecodeArgs& host, harness::GpuStepOptions options = {}) : args(host) {
@@ -92,14 +93,14 @@ class DeviceCall {
             options.others = placement();
             gpu_.emplace(plan, host, options);
             args = gpu_->args();
-        } else {
+        } else if (options.own_memory) {
             workspace_ = Fenced(plan.workspace_bytes, 64);
             state_ = Fenced(plan.state_bytes, 64);
             workspace_.fill(options.workspace_byte);
             args.workspace = workspace_.memory();
             args.state = state_.memory();
         }
-        prepare(plan, args.state, stream());
+        if (options.own_memory) prepare(plan, args.state, stream());
     }
 
     DecodeArgs args;  ///< on the device; free to change
@@ -146,6 +147,21 @@ class DeviceCall {
 
     std::optional<harness::GpuStep> gpu_;
     Fenced workspace_, state_;
+};
+
+/// A factor that a call reads by pointer, on the tested device.
+class DeviceFloat {
+   public:
+    explicit DeviceFloat(float value) : value_(std::make_unique<float>(value)) {
+        if (!on_gpu()) return;
+        buffer_ = harness::GpuBuffer(tested_device().device, sizeof value);
+        buffer_.upload(&value, sizeof value);
+    }
+    const float* pointer() const { return on_gpu() ? reinterpret_cast<const float*>(buffer_.data()) : value_.get(); }
+
+   private:
+    std::unique_ptr<float> value_;
+    harness::GpuBuffer buffer_;
 };
 
 }  // namespace sparsemla::test

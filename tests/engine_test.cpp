@@ -25,6 +25,16 @@ void expect_error(const std::string& argument, Call call) {
     }
 }
 
+/// A GPU's cache of plans gets its memory from the caller.
+struct GpuMemory {
+    explicit GpuMemory(PlanCache& plans)
+        : workspace(tested_device().device, plans.workspace_bytes()),
+          state(tested_device().device, plans.state_bytes()) {
+        plans.set_memory({workspace.data(), workspace.bytes()}, {state.data(), state.bytes()});
+    }
+    harness::GpuBuffer workspace, state;
+};
+
 /// A step whose slots come from token ids: two requests of one block table, pages in any order.
 struct ConvertedStep {
     explicit ConvertedStep(std::int64_t rows)
@@ -104,7 +114,7 @@ TEST(PlanCache, MemoryIsThatOfTheLargestPlan) {
     std::size_t workspace = 0;
     std::size_t state = 0;
     for (const std::int64_t heads : {1, 64, 16})
-        for (const std::string& kernel : kernel_names()) {
+        for (const std::string& kernel : harness::kernels_on(Device::Kind::cpu)) {
             const Plan& plan =
                 cache.plan({.rows = 4, .heads = heads, .sources = {{.width = 256}}}, cpu_spec(), {.kernel = kernel});
             workspace = std::max(workspace, plan.workspace_bytes);
@@ -208,18 +218,22 @@ TEST(Engine, DecodeNeedsPrepare) {
 TEST(Engine, DecodeEqualsThePlansDecode) {
     for (const std::int64_t rows : {1, 3, 4}) {
         PlanCache plans;
-        const Engine engine(config_of({1, 2, 4, 8}), cpu_spec(), plans);
-        plans.prepare();
         Step step({.rows = rows, .heads = 4, .sources = {{}}});
+        step.plan();
+        EngineConfig config = config_of({1, 2, 4, 8});
+        config.problem.device = step.device.device;
+        const Engine engine(config, step.device, plans);
+        std::optional<GpuMemory> memory;
+        if (on_gpu()) memory.emplace(plans);
+        plans.prepare();
         randomise(step, 72);
         for (std::int32_t row = 0; row < rows; ++row) step.list(row, slot_range(row, 50));
         const Result expected = step.run(engine.plan_for(rows, 64));
-        Fenced workspace(plans.workspace_bytes(), 64);
         for (const bool own_memory : {false, true}) {
-            DecodeArgs args = step.args;
-            if (own_memory) args.workspace = workspace.memory();
+            const DecodeArgs& args = step.args;
             step.poison_outputs();
-            engine.decode(args);
+            DeviceCall(engine.plan_for(rows, 64), args, {.own_memory = own_memory})
+                .run([&](const DecodeArgs& placed, Stream stream) { engine.decode(placed, stream); });
             for (std::int64_t row = 0; row < rows; ++row)
                 for (std::int64_t head = 0; head < 4; ++head) {
                     const std::uint16_t* got =

@@ -363,7 +363,7 @@ TEST_P(K12_K13_K14_ConvertedLists, B052_TableCutFromALargerOne) {
     }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, K12_K13_K14_ConvertedLists, testing::ValuesIn(kernel_names()), kernel_test_name);
+INSTANTIATE_TEST_SUITE_P(All, K12_K13_K14_ConvertedLists, testing::ValuesIn(tested_kernels()), kernel_test_name);
 
 }  // namespace
 }  // namespace sparsemla::test

@@ -189,6 +189,7 @@ TEST_P(K11_RecordOrPageLayoutMismatch, DifferentRecordsUnderOneSoftmax) {
             {.rows = 2,
              .heads = 3,
              .sources = {spread(1, 2, 32), {.layout = other, .width = 100, .count_offset = 64, .page_size = 16}}});
+        if (!step.taken_by(kernel())) continue;
         step.histogram(0);
         step.histogram(1);
         step.list(0, {0, 3, 31});

@@ -292,6 +292,7 @@ TEST_P(K03_ZeroWeightTimesNonFinite, B005_AttendedNaNStaysInItsRow) {
 TEST_P(K03_ZeroWeightTimesNonFinite, NaNQueryStaysInItsHead) {
     for (const DType dtype : {DType::f8_e4m3, DType::bf16}) {
         Step step({.rows = 2, .heads = 18, .query_dtype = dtype, .sources = {{.layout = layout(), .width = 70}}});
+        if (!step.taken_by(kernel())) continue;
         step.histogram();
         step.list(0, slot_range(0, 70));
         step.list(1, slot_range(5, 33));

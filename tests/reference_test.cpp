@@ -225,6 +225,7 @@ TEST(Reference, SaysWhichOptionsMeanNothingToIt) {
         {"columns", {.columns = ColumnRule::interleaved}},
         {"chunk", {.chunk = 64}},
     };
+    step.plan(reference);
     for (auto [argument, options] : refused) {
         options.kernel = "reference";
         const auto reason = refusal(step.problem, step.device, options);
