@@ -30,7 +30,7 @@ inline std::string environment(const char* name, const char* otherwise) {
 }
 
 inline DeviceSpec find_tested_device() {
-    const std::string wanted = environment("SPARSEMLA_TEST_DEVICE", "cpu");
+    const std::string wanted = always_mirrored ? "cpu" : environment("SPARSEMLA_TEST_DEVICE", "cpu");
     for (const DeviceReport& report : list_devices())
         if (to_string(report.spec.device) == wanted) return report.spec;
     throw Error(ErrorKind::unsupported, "SPARSEMLA_TEST_DEVICE", "a device of this machine", wanted);

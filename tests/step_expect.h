@@ -197,24 +197,36 @@ inline std::string test_name(const testing::TestParamInfo<KernelAndLayout>& info
 }
 inline std::string kernel_test_name(const testing::TestParamInfo<std::string>& info) { return info.param; }
 
+/// Why a kernel takes a record form in no query format, or nothing.
+inline std::optional<std::string> refusal_of(const std::string& kernel, const Layout& layout) {
+    std::optional<std::string> reason;
+    for (const DType query_dtype : {DType::bf16, DType::f8_e4m3}) {
+        const Problem problem{.rows = 1,
+                              .heads = 16,
+                              .query_dtype = query_dtype,
+                              .sources = {{layout.record, layout.form, layout.split_rope, 64, 0}},
+                              .device = tested_device().device};
+        reason = refusal(problem, tested_device(), {.kernel = kernel});
+        if (!reason) return reason;
+    }
+    return reason;
+}
+
+/// The record forms that a kernel takes: all of them, of a CPU's.
+inline std::vector<Layout> layouts_of(const std::string& kernel) {
+    std::vector<Layout> taken;
+    for (const Layout& layout : layouts())
+        if (!refusal_of(kernel, layout)) taken.push_back(layout);
+    if (taken.empty()) skip_test(kernel + " takes no record");
+    return taken;
+}
+
 /// A test class over every kernel of the tested device and every record form. What a GPU kernel does not take of a form
 /// in any query format is skipped, with its refusal.
 class EveryRecord : public testing::TestWithParam<KernelAndLayout> {
    protected:
     void SetUp() override {
-        if (!on_gpu()) return;
-        std::string reason;
-        for (const DType query_dtype : {DType::bf16, DType::f8_e4m3}) {
-            const Problem problem{.rows = 1,
-                                  .heads = 16,
-                                  .query_dtype = query_dtype,
-                                  .sources = {{layout().record, layout().form, layout().split_rope, 64, 0}},
-                                  .device = tested_device().device};
-            const std::optional<std::string> refused = refusal(problem, tested_device(), {.kernel = kernel()});
-            if (!refused) return;
-            reason = *refused;
-        }
-        GTEST_SKIP() << reason;
+        if (const auto reason = refusal_of(kernel(), layout())) GTEST_SKIP() << *reason;
     }
     const std::string& kernel() const { return GetParam().kernel; }
     const Layout& layout() const { return GetParam().layout; }
