@@ -50,7 +50,8 @@ std::vector<Column> columns() {
     hopper.sms = 132;
     hopper.shared_memory_bytes = 227 * 1024;
     hopper.l2_bytes = std::int64_t{50} << 20;
-    hopper.resident_clusters = {132, 66, 32, 16, 8};
+    int ctas = 0;
+    for (int& clusters : hopper.resident_clusters) clusters = hopper.sms / ++ctas;
     std::vector<Column> all;
     for (const DeviceSpec& device : {query_device({}), hopper})
         for (const std::string& kernel : harness::kernels_on(device.device.kind)) all.push_back({device, kernel});
