@@ -19,6 +19,9 @@ constexpr Names<ColumnRule, 3> column_rules{{{ColumnRule::blocks, "blocks"},
                                              {ColumnRule::interleaved, "interleaved"},
                                              {ColumnRule::round_robin, "round_robin"}}};
 
+constexpr Names<Transport, 2> transports{{{Transport::stores, "stores"}, {Transport::bulk, "bulk"}}};
+constexpr Names<Trigger, 3> triggers{{{Trigger::start, "start"}, {Trigger::loaded, "loaded"}, {Trigger::end, "end"}}};
+
 template <class Enum, std::size_t n>
 std::string_view name_in(const Names<Enum, n>& names, Enum value) {
     for (const auto& [key, text] : names)
@@ -49,6 +52,8 @@ std::string_view name(LseBase base) { return base == LseBase::natural ? "natural
 std::string_view name(PFormat format) { return name_in(p_formats, format); }
 std::string_view name(Anchor anchor) { return name_in(anchors, anchor); }
 std::string_view name(ColumnRule rule) { return name_in(column_rules, rule); }
+std::string_view name(Transport transport) { return name_in(transports, transport); }
+std::string_view name(Trigger trigger) { return name_in(triggers, trigger); }
 
 std::optional<PFormat> find_p_format(std::string_view name) {
     if (const auto format = find_in(p_formats, name)) return format;
@@ -56,6 +61,8 @@ std::optional<PFormat> find_p_format(std::string_view name) {
 }
 std::optional<Anchor> find_anchor(std::string_view name) { return find_in(anchors, name); }
 std::optional<ColumnRule> find_column_rule(std::string_view name) { return find_in(column_rules, name); }
+std::optional<Transport> find_transport(std::string_view name) { return find_in(transports, name); }
+std::optional<Trigger> find_trigger(std::string_view name) { return find_in(triggers, name); }
 
 std::string to_string(const Schedule& schedule) {
     std::ostringstream text;
@@ -63,6 +70,13 @@ std::string to_string(const Schedule& schedule) {
          << " anchor=" << name(schedule.anchor) << " splits=" << schedule.splits
          << " columns=" << name(schedule.columns) << " chunk=" << schedule.chunk
          << " order=ascending rows<=" << schedule.row_capacity;
+    return text.str();
+}
+
+std::string to_string(const Tiling& tiling) {
+    std::ostringstream text;
+    text << "heads=" << tiling.heads << " stages=" << tiling.stages << " transport=" << name(tiling.transport)
+         << " trigger=" << name(tiling.trigger);
     return text.str();
 }
 
@@ -78,8 +92,9 @@ std::string Plan::describe() const {
     text << ")\n"
          << "kernel     " << schedule.kernel << "\n"
          << "           " << reason << '\n'
-         << "schedule   " << to_string(schedule) << '\n'
-         << "memory     workspace " << workspace_bytes << " bytes, state " << state_bytes << " bytes\n";
+         << "schedule   " << to_string(schedule) << '\n';
+    if (tiling) text << "tiling     " << to_string(*tiling) << '\n';
+    text << "memory     workspace " << workspace_bytes << " bytes, state " << state_bytes << " bytes\n";
     for (std::size_t i = 0; i < declined.size(); ++i)
         text << (i == 0 ? "declined   " : "           ") << declined[i].kernel << ": " << declined[i].reason << '\n';
     return text.str();

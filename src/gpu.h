@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels.h"
 #include "sparsemla/device.h"
 
 namespace sparsemla::detail {
@@ -20,6 +21,14 @@ struct GpuStatus {
 
 /// Never throws for a missing driver or GPU; leaves the current device as it was.
 GpuStatus query_gpus();
+
+/// Whether this build has the CUDA part.
+bool gpu_built();
+
+/// decode_latency (latency_plan.h has its launch): loads the plan's kernel, allows what its launch needs, and runs the
+/// self-test once per device and kernel. Throws Error (device, unsupported).
+void prepare_latency(const Plan& plan);
+void launch_latency(const DecodeParams& params, Stream stream);
 
 /// Runs a trivial kernel on the GPU and looks at what it wrote. Throws Error (device, unsupported).
 void check_gpu(int index);

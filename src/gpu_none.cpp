@@ -9,6 +9,12 @@ GpuStatus query_gpus() {
     return status;
 }
 
+bool gpu_built() { return false; }
+
+// No plan for a GPU is made in this build.
+void prepare_latency(const Plan&) {}
+void launch_latency(const DecodeParams&, Stream) {}
+
 void check_gpu(int index) {
     throw Error(ErrorKind::unsupported, "device",
                 "a build with the CUDA part for " + to_string({Device::Kind::cuda, index}), "built without CUDA");

@@ -64,6 +64,8 @@ struct KernelPlan {
     Schedule schedule;
     std::size_t workspace_bytes = 0;
     std::size_t state_bytes = 0;
+    std::optional<Tiling> tiling{};
+    std::string note{};  ///< joins the plan's reason
 };
 
 /// One kernel: a name, what it takes, and its launcher.
@@ -87,6 +89,7 @@ std::string cpu_instruction_set();
 
 extern const Kernel reference_kernel;  // cpu/reference.cpp
 extern const Kernel cpu_kernel;        // cpu/decode.cpp
+extern const Kernel latency_kernel;    // latency_plan.cpp
 
 /// A validated call of convert_indices.
 struct ConvertParams {

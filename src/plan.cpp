@@ -70,6 +70,8 @@ void check_options(const PlanOptions& options) {
     check_known("p_format", options.p_format);
     check_known("anchor", options.anchor);
     check_known("columns", options.columns);
+    check_known("transport", options.transport);
+    check_known("trigger", options.trigger);
 }
 
 const Kernel* find_kernel(std::string_view kernel_name) {
@@ -146,7 +148,7 @@ std::vector<std::string> kernel_names() {
 }
 
 std::span<const Kernel* const> detail::kernels() {
-    static const Kernel* const all[] = {&cpu_kernel, &reference_kernel};
+    static const Kernel* const all[] = {&latency_kernel, &cpu_kernel, &reference_kernel};
     return all;
 }
 
@@ -159,9 +161,11 @@ Plan make_plan(const Problem& problem, const DeviceSpec& device, const PlanOptio
         throw Error(ErrorKind::unsupported, "problem", "one that a kernel of this build takes",
                     refusal_text(choice, options));
     detail::KernelPlan kernel_plan = choice.kernel->plan(problem, device, options);
+    if (!kernel_plan.note.empty()) choice.reason += "; " + kernel_plan.note;
     return {.problem = problem,
             .device = device,
             .schedule = std::move(kernel_plan.schedule),
+            .tiling = kernel_plan.tiling,
             .workspace_bytes = kernel_plan.workspace_bytes,
             .state_bytes = kernel_plan.state_bytes,
             .reason = std::move(choice.reason),

@@ -90,6 +90,38 @@ struct Schedule {
 /// One line: "cpu p_f16*32768 anchor=split_running_max splits=8 columns=blocks chunk=64 order=ascending rows<=8".
 std::string to_string(const Schedule& schedule);
 
+/// How the partial sums of a GPU cluster reach the CTA that merges them.
+enum class Transport : std::uint8_t {
+    stores,  ///< every thread stores its own into the other CTA's shared memory
+    bulk     ///< staged in shared memory, then one bulk copy for each CTA
+};
+
+/// When a GPU kernel lets the next one of its stream start (programmatic dependent launch). The next one waits for this
+/// one's end before it reads anything, if it was written for that; otherwise it starts after this one's end.
+enum class Trigger : std::uint8_t {
+    start,
+    loaded,  ///< once the first records are in shared memory
+    end      ///< once only the merge is left
+};
+
+std::string_view name(Transport transport);
+std::string_view name(Trigger trigger);
+std::optional<Transport> find_transport(std::string_view name);
+std::optional<Trigger> find_trigger(std::string_view name);
+
+/// How a GPU kernel is laid out over the device: choices for speed that never change a bit.
+struct Tiling {
+    int heads = 0;   ///< of a CTA
+    int stages = 0;  ///< chunks on their way to shared memory
+    Transport transport = Transport::stores;
+    Trigger trigger = Trigger::loaded;
+
+    friend bool operator==(const Tiling&, const Tiling&) = default;
+};
+
+/// "heads=16 stages=1 transport=stores trigger=loaded".
+std::string to_string(const Tiling& tiling);
+
 /// Wishes of the caller; what is not given, the plan chooses.
 struct PlanOptions {
     std::string kernel{};  ///< forced by name; refused by name if it cannot
@@ -99,6 +131,10 @@ struct PlanOptions {
     std::optional<int> splits{};
     std::optional<ColumnRule> columns{};
     std::optional<int> chunk{};
+    std::optional<int> tile_heads{};  ///< Tiling's fields, GPU kernels only
+    std::optional<int> stages{};
+    std::optional<Transport> transport{};
+    std::optional<Trigger> trigger{};
     bool allow_unverified =
         false;  ///< offer GPU kernels on architectures where nobody has run them; no effect on a CPU
 };
@@ -118,6 +154,7 @@ struct Plan {
     Problem problem;
     DeviceSpec device;
     Schedule schedule;
+    std::optional<Tiling> tiling;     ///< of a GPU kernel
     std::size_t workspace_bytes = 0;  ///< scratch, contents irrelevant between calls; 64-byte aligned
     std::size_t state_bytes = 0;      ///< zeroed once by prepare, restored by every call
     std::string reason;               ///< why this kernel

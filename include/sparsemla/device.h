@@ -19,7 +19,8 @@ struct DeviceSpec {
     int sms = 0;
     std::int64_t shared_memory_bytes = 0;  ///< GPU: opt-in limit of one block
     std::int64_t l2_bytes = 0;
-    std::array<int, 5> resident_clusters{};  ///< GPU: of 1, 2, 4, 8, 16 CTAs at one CTA an SM
+    /// GPU: clusters of i + 1 CTAs that are resident at once with one CTA an SM; 0: no such cluster.
+    std::array<int, 16> resident_clusters{};
 };
 
 /// The spec of a device of this machine. Throws Error (unsupported) where the device or its support is missing.

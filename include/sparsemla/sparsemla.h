@@ -100,8 +100,8 @@ typedef struct sparsemla_device_spec {
     int32_t threads;    /* CPU: threads that a call may use */
     int32_t capability; /* GPU: compute capability, 90 for 9.0 */
     int32_t sms;
-    int32_t resident_clusters[5]; /* GPU: of 1, 2, 4, 8, 16 CTAs at one CTA an SM */
-    int64_t shared_memory_bytes;  /* GPU: opt-in limit of one block */
+    int32_t resident_clusters[16]; /* GPU: clusters of i + 1 CTAs resident at once with one CTA an SM */
+    int64_t shared_memory_bytes;   /* GPU: opt-in limit of one block */
     int64_t l2_bytes;
 } sparsemla_device_spec;
 

@@ -63,13 +63,12 @@ void check_current_device() {
                         "word " + std::to_string(i) + " = " + std::to_string(pattern(i)), std::to_string(words[i]));
 }
 
-std::array<int, 5> resident_clusters(int shared_memory_bytes) {
-    std::array<int, 5> clusters{};
+std::array<int, 16> resident_clusters(int shared_memory_bytes) {
+    std::array<int, 16> clusters{};
     if (!succeeded(cudaFuncSetAttribute(occupy_sm, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_memory_bytes)) ||
         !succeeded(cudaFuncSetAttribute(occupy_sm, cudaFuncAttributeNonPortableClusterSizeAllowed, 1)))
         return clusters;
-    for (int i = 0; i < 5; ++i) {
-        const auto ctas = 1U << i;
+    for (unsigned ctas = 1; ctas <= clusters.size(); ++ctas) {
         cudaLaunchAttribute attribute{};
         attribute.id = cudaLaunchAttributeClusterDimension;
         attribute.val.clusterDim = {ctas, 1, 1};
@@ -81,7 +80,7 @@ std::array<int, 5> resident_clusters(int shared_memory_bytes) {
         config.attrs = &attribute;
         config.numAttrs = 1;
         int resident = 0;
-        if (succeeded(cudaOccupancyMaxActiveClusters(&resident, occupy_sm, &config))) clusters[i] = resident;
+        if (succeeded(cudaOccupancyMaxActiveClusters(&resident, occupy_sm, &config))) clusters[ctas - 1] = resident;
     }
     return clusters;
 }

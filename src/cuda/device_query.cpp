@@ -65,6 +65,8 @@ GpuStatus query_gpus() {
     return status;
 }
 
+bool gpu_built() { return true; }
+
 void check_gpu(int index) {
     const CurrentDevice current(index);
     check_current_device();

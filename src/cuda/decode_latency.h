@@ -1,0 +1,83 @@
+// What the host hands to decode_latency: plain data, passed by value.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "sparsemla/decode.h"
+
+namespace sparsemla::detail {
+struct LaunchConfig;
+}
+
+namespace sparsemla::detail::latency {
+
+/// Which instantiation.
+struct Variant {
+    int heads;  ///< of a CTA
+    int d_qk;
+    bool bf16_query;
+    bool two_sources;
+};
+
+struct SourceView {
+    const std::byte* records;    ///< slot s at s * record bytes
+    const std::int32_t* slots;   ///< [rows][slots_row_stride]
+    const std::int32_t* counts;  ///< [rows], stride counts_stride; null: all columns
+    std::int64_t slots_row_stride;
+    std::int64_t counts_stride;
+    std::int64_t count_offset;
+    std::int32_t width;
+    std::int32_t chunks;  ///< of the whole list: ceil(width / 64)
+    std::int32_t num_slots;
+    std::int32_t slots_per_page;
+    std::int32_t page_size;  ///< slots of a page past this are absent
+    float score_factor;      ///< from dot product to base-2 score, where no scale comes through a pointer
+    float k_scale;
+    const float* k_scale_pointer;  ///< read instead of k_scale where there is one
+};
+
+struct Params {
+    SourceView sources[2];  ///< the second one has no chunks where there is only one
+    std::int32_t heads;
+    std::int32_t splits;              ///< CTAs of a cluster
+    std::int32_t second_begin_split;  ///< of the first chunk of source 1: sources[0].chunks % splits
+    std::int32_t units_of_cta;
+    std::uint32_t owner_multiplier;  ///< unit / units_of_cta = unit * owner_multiplier >> 16
+    std::int32_t stages;
+    std::uint32_t stages_offset;  ///< SharedLayout::stages
+    Trigger trigger;
+    Transport transport;
+    bool gaps;       ///< some source has slots_per_page > page_size
+    bool p_is_e4m3;  ///< P is rounded to E4M3, otherwise to FP16
+    bool out_is_f32;
+    bool out_pairs;  ///< BF16 outputs of which two neighbours may be stored at once
+    bool lse_natural;
+
+    const std::byte* query;  ///< [rows][heads][d_qk], strides in bytes
+    std::int64_t query_row_stride_bytes;
+    std::int64_t query_head_stride_bytes;
+
+    float score_scale;  ///< softmax_scale * log2(e): with pointers, scores are times this, q_scale and k_scale
+    float q_scale;
+    const float* q_scale_pointer;
+    bool scale_pointers;  ///< some scale comes through a pointer
+    float p_scale;
+    float inverse_p_scale;
+    float out_scale;
+    const float* sinks;  ///< null: none
+    std::int64_t sinks_stride;
+
+    std::byte* out;
+    std::int64_t out_row_stride;   ///< elements
+    std::int64_t out_head_stride;  ///< elements
+    float* lse;                    ///< null: not wanted
+    std::int64_t lse_row_stride;
+    std::int64_t lse_head_stride;
+};
+
+/// Allows the launches of one instantiation on the current device, and loads it.
+void prepare_kernel(const Variant& variant, std::size_t shared_bytes);
+void launch_kernel(const Variant& variant, const LaunchConfig& config, const Params& params);
+
+}  // namespace sparsemla::detail::latency

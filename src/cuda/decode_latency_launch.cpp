@@ -1,0 +1,123 @@
+// From a checked call to decode_latency's parameters and its launch.
+#include <limits>
+
+#include "cuda/decode_latency.h"
+#include "cuda/launch.h"
+#include "gpu.h"
+#include "latency_layout.h"
+#include "latency_plan.h"
+
+namespace sparsemla::detail {
+
+namespace {
+
+using namespace latency;
+
+constexpr double log2_e = 1.4426950408889634;
+
+Variant variant_of(const Plan& plan) {
+    return {.heads = plan.tiling->heads,
+            .d_qk = static_cast<int>(d_qk(plan.problem)),
+            .bf16_query = plan.problem.query_dtype == DType::bf16,
+            .two_sources = plan.problem.sources.size() == 2};
+}
+
+SourceView view_of(const SourceParams& source, const DecodeParams& call) {
+    const CacheView& cache = source.cache;
+    return {.records = static_cast<const std::byte*>(cache.data),
+            .slots = source.slots,
+            .counts = source.counts,
+            .slots_row_stride = source.slots_row_stride,
+            .counts_stride = source.counts_stride,
+            .count_offset = source.count_offset,
+            .width = static_cast<std::int32_t>(source.width),
+            .chunks = static_cast<std::int32_t>((source.width + chunk - 1) / chunk),
+            .num_slots = static_cast<std::int32_t>(cache.num_slots()),
+            .slots_per_page = static_cast<std::int32_t>(cache.slot_step()),
+            .page_size = static_cast<std::int32_t>(cache.page_size),
+            .score_factor = static_cast<float>(call.softmax_scale * log2_e * call.q_scale.value * source.k_scale.value),
+            .k_scale = source.k_scale.value,
+            .k_scale_pointer = source.k_scale.pointer};
+}
+
+bool is_even(std::int64_t value) { return value % 2 == 0; }
+
+/// BF16 outputs that lie so that dimensions 2i, 2i + 1 share an aligned word.
+bool has_pairs(const DecodeParams& call) {
+    return call.out_dtype == DType::bf16 && reinterpret_cast<std::uintptr_t>(call.out) % 4 == 0 &&
+           is_even(call.out_row_stride) && is_even(call.out_head_stride);
+}
+
+void set_sources(Params& params, const DecodeParams& call) {
+    for (int i = 0; i < call.num_sources; ++i) {
+        params.sources[i] = view_of(call.sources[i], call);
+        params.gaps = params.gaps || params.sources[i].slots_per_page > params.sources[i].page_size;
+        params.scale_pointers = params.scale_pointers || call.sources[i].k_scale.pointer != nullptr;
+    }
+    params.second_begin_split = params.sources[0].chunks % params.splits;
+}
+
+void set_outputs(Params& params, const DecodeParams& call) {
+    params.out_scale = call.out_scale;
+    params.sinks = call.sinks;
+    params.sinks_stride = call.sinks_stride;
+    params.out = static_cast<std::byte*>(call.out);
+    params.out_row_stride = call.out_row_stride;
+    params.out_head_stride = call.out_head_stride;
+    params.out_is_f32 = call.out_dtype == DType::f32;
+    params.out_pairs = has_pairs(call);
+    params.lse = call.lse;
+    params.lse_row_stride = call.lse_row_stride;
+    params.lse_head_stride = call.lse_head_stride;
+    params.lse_natural = call.lse_base == LseBase::natural;
+}
+
+Params params_of(const DecodeParams& call) {
+    const Plan& plan = *call.plan;
+    const Schedule& schedule = plan.schedule;
+    const std::int64_t query_bytes = size_bytes(call.query_dtype);
+    Params params{};
+    params.heads = static_cast<std::int32_t>(call.heads);
+    params.splits = schedule.splits;
+    params.units_of_cta = units_of_cta(schedule.splits);
+    params.owner_multiplier = static_cast<std::uint32_t>((65536 + params.units_of_cta - 1) / params.units_of_cta);
+    params.stages = plan.tiling->stages;
+    params.stages_offset = static_cast<std::uint32_t>(
+        shared_layout(plan.tiling->heads, static_cast<int>(call.d_qk), schedule.splits, params.stages).stages);
+    params.trigger = plan.tiling->trigger;
+    params.transport = plan.tiling->transport;
+    params.query = static_cast<const std::byte*>(call.query);
+    params.query_row_stride_bytes = call.query_row_stride * query_bytes;
+    params.query_head_stride_bytes = call.query_head_stride * query_bytes;
+    params.score_scale = static_cast<float>(call.softmax_scale * log2_e);
+    params.q_scale = call.q_scale.value;
+    params.q_scale_pointer = call.q_scale.pointer;
+    params.scale_pointers = call.q_scale.pointer != nullptr;
+    params.p_is_e4m3 = schedule.p_format == PFormat::e4m3;
+    params.p_scale = schedule.p_scale;
+    params.inverse_p_scale = 1.0F / schedule.p_scale;
+    set_sources(params, call);
+    set_outputs(params, call);
+    return params;
+}
+
+}  // namespace
+
+void prepare_latency(const Plan& plan) {
+    const CurrentDevice current(plan.device.device.index);
+    prepare_kernel(variant_of(plan), latency_launch(plan, plan.problem.rows).shared_bytes);
+}
+
+void launch_latency(const DecodeParams& call, Stream stream) {
+    const CurrentDevice current(call.plan->device.device.index);
+    const LaunchShape shape = latency_launch(*call.plan, call.rows);
+    launch_kernel(variant_of(*call.plan),
+                  {.grid = dim3(static_cast<unsigned>(shape.grid_x), static_cast<unsigned>(shape.grid_y)),
+                   .cluster = static_cast<unsigned>(shape.cluster),
+                   .threads = static_cast<unsigned>(shape.threads),
+                   .shared_bytes = shape.shared_bytes,
+                   .stream = static_cast<cudaStream_t>(stream.handle)},
+                  params_of(call));
+}
+
+}  // namespace sparsemla::detail

@@ -1,0 +1,73 @@
+// Barriers: of a CTA, of a cluster, in shared memory (mbarrier), and between dependent grids.
+#pragma once
+
+#include <cstdint>
+
+namespace sparsemla::device {
+
+/// An address in the shared state space, of this CTA or (through map_to_cta) of another one of the cluster.
+using SharedAddress = std::uint32_t;
+
+__device__ inline SharedAddress shared_address(const void* pointer) {
+    return static_cast<SharedAddress>(__cvta_generic_to_shared(pointer));
+}
+
+// Before this, nothing that an earlier grid wrote may be read, and nothing written that it may still read.
+__device__ inline void wait_for_prerequisite_grids() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+// Lets the next grid start: it still waits for the end of this one before it reads.
+__device__ inline void launch_dependent_grids() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
+// Relaxed: orders no memory by itself. It is enough for mbarriers (fence_mbarrier_init) and after a CTA barrier that
+// follows this thread's last use of what peers will overwrite. Each thread arrives once before it waits.
+__device__ inline void arrive_at_cluster() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
+__device__ inline void wait_for_cluster() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
+
+__device__ inline std::uint32_t cta_of_cluster() {
+    std::uint32_t rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+__device__ inline std::uint32_t cluster_of_grid_x() {
+    std::uint32_t index;
+    asm("mov.u32 %0, %%clusterid.x;" : "=r"(index));
+    return index;
+}
+
+__device__ inline void init_mbarrier(SharedAddress barrier, std::uint32_t arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+// Makes initialised mbarriers visible to the cluster, once its threads have passed a cluster barrier.
+__device__ inline void fence_mbarrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+// One arrival that also announces bytes: the phase ends when they have come.
+__device__ inline void arrive_expecting(SharedAddress barrier, std::uint32_t bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+// Bytes that other CTAs have sent to this CTA's shared memory are visible once their phase has ended.
+__device__ inline bool mbarrier_phase_ended(SharedAddress barrier, std::uint32_t parity) {
+    std::uint32_t done;
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n"
+        "}"
+        : "=r"(done)
+        : "r"(barrier), "r"(parity)
+        : "memory");
+    return done != 0;
+}
+
+__device__ inline void wait_mbarrier(SharedAddress barrier, std::uint32_t parity) {
+    while (!mbarrier_phase_ended(barrier, parity)) {
+    }
+}
+
+// Ordinary writes to shared memory before this are visible to the tensor cores and the copy engine after a barrier.
+__device__ inline void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+}  // namespace sparsemla::device

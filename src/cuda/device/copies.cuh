@@ -1,0 +1,116 @@
+// Loads, stores and copies: global memory, this CTA's shared memory by address, fragments out of it (ldmatrix).
+#pragma once
+
+#include "cuda/device/barriers.cuh"
+
+namespace sparsemla::device {
+
+// 16 bytes from global memory to this CTA's shared memory; with `absent` zeros, and nothing is read.
+__device__ inline void copy_16_async(SharedAddress to, const void* from, bool absent) {
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "setp.ne.b32 p, %2, 0;\n"
+        "cp.async.cg.shared.global [%0], [%1], 16, p;\n"
+        "}" ::"r"(to),
+        "l"(from), "r"(static_cast<std::uint32_t>(absent))
+        : "memory");
+}
+
+// The copies of this thread since the last call become one group.
+__device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Until at most kPending groups of this thread are under way; a CTA barrier then shows them to all.
+template <int kPending>
+__device__ inline void wait_for_copies() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+// Loads of what an earlier grid may have written: volatile, so that they stay behind the dependency wait.
+__device__ inline std::int32_t load_global(const std::int32_t* from) {
+    std::int32_t value;
+    asm volatile("ld.global.b32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+    return value;
+}
+__device__ inline uint4 load_global(const uint4* from) {
+    uint4 value;
+    asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+                 : "l"(from)
+                 : "memory");
+    return value;
+}
+
+// 4, 8 and 16 bytes of this CTA's shared memory.
+template <class Value>
+__device__ Value load_shared(SharedAddress from);
+template <>
+__device__ inline float2 load_shared(SharedAddress from) {
+    float2 value;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(value.x), "=f"(value.y) : "r"(from) : "memory");
+    return value;
+}
+template <>
+__device__ inline uint2 load_shared(SharedAddress from) {
+    uint2 value;
+    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(value.x), "=r"(value.y) : "r"(from) : "memory");
+    return value;
+}
+template <>
+__device__ inline float4 load_shared(SharedAddress from) {
+    float4 value;
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
+                 : "r"(from)
+                 : "memory");
+    return value;
+}
+
+// 16, 8, 4 and 1 bytes to this CTA's shared memory.
+__device__ inline void store_shared(SharedAddress to, const uint4& value) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(value.x), "r"(value.y), "r"(value.z),
+                 "r"(value.w)
+                 : "memory");
+}
+__device__ inline void store_shared(SharedAddress to, float x, float y, float z, float w) {
+    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(x), "f"(y), "f"(z), "f"(w) : "memory");
+}
+__device__ inline void store_shared(SharedAddress to, float x, float y) {
+    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(x), "f"(y) : "memory");
+}
+__device__ inline void store_shared(SharedAddress to, std::uint32_t value) {
+    asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(value) : "memory");
+}
+
+__device__ inline void store_shared(SharedAddress to, float value) {
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(value) : "memory");
+}
+__device__ inline void store_shared_byte(SharedAddress to, std::uint32_t value) {
+    asm volatile("st.shared.b8 [%0], %1;" ::"r"(to), "r"(value) : "memory");
+}
+
+// Four 8 x 8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8.
+__device__ inline void load_matrices(std::uint32_t (&words)[4], SharedAddress row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+                 : "r"(row)
+                 : "memory");
+}
+
+// Two matrices: lanes 0 .. 15 give the rows.
+__device__ inline void load_matrices(std::uint32_t (&words)[2], SharedAddress row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+                 : "=r"(words[0]), "=r"(words[1])
+                 : "r"(row)
+                 : "memory");
+}
+
+// Four matrices, each transposed: the lane receives two rows of one column.
+__device__ inline void load_matrices_transposed(std::uint32_t (&words)[4], SharedAddress row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+                 : "r"(row)
+                 : "memory");
+}
+
+}  // namespace sparsemla::device

@@ -1,0 +1,25 @@
+// Reductions over a warp: every lane gets the result; the order of additions is fixed.
+#pragma once
+
+#include <cstdint>
+
+namespace sparsemla::device {
+
+inline constexpr unsigned all_lanes = 0xFFFFFFFFU;
+
+/// Order of floats as order of signed integers: NaN with a clear sign bit is the largest. Its own inverse.
+__device__ inline int ordered(int bits) { return bits >= 0 ? bits : bits ^ 0x7FFFFFFF; }
+
+/// A NaN with a clear sign bit wins; one with it set loses against everything.
+__device__ inline float warp_max(float value) {
+    const int largest = __reduce_max_sync(all_lanes, ordered(__float_as_int(value)));
+    return __int_as_float(ordered(largest));
+}
+
+__device__ inline float warp_sum(float value) {
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) value += __shfl_xor_sync(all_lanes, value, distance);
+    return value;
+}
+
+}  // namespace sparsemla::device

@@ -1,0 +1,64 @@
+// decode_latency's tiles: what its host side, its device side and its tests must agree on. No CUDA headers.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+namespace sparsemla::detail::latency {
+
+inline constexpr int warpgroups = 2;
+inline constexpr int warps = 4 * warpgroups;
+inline constexpr int threads = 32 * warps;
+inline constexpr int chunk = 64;       ///< columns that a CTA takes at a time: the M of one wgmma
+inline constexpr int max_splits = 16;  ///< CTAs of a cluster
+inline constexpr int max_stages = 4;   ///< chunks under way to shared memory
+inline constexpr int unit_dims = 16;   ///< dimensions of the output that a warp holds in one wgmma
+inline constexpr int units = 512 / unit_dims;
+inline constexpr int units_of_warp = units / warps;
+inline constexpr int quad_bytes = 512;  ///< 8 heads of a unit: 32 lanes of 4 floats
+inline constexpr int head_tiles[] = {16, 32, 64};
+
+/// Bytes between two records in shared memory: 16 more than the record, so that 8 rows of 16 bytes meet all banks.
+constexpr int record_pitch(int d_qk) { return d_qk + 16; }
+
+/// Floats between two heads of the partial scores: 2 * 68 % 32 = 8 spreads a warp's stores over all banks.
+inline constexpr int score_pitch = chunk + 4;
+
+/// CTA c of a cluster merges units [c * n, c * n + n), as far as there are units.
+constexpr int units_of_cta(int splits) { return (units + splits - 1) / splits; }
+
+constexpr std::size_t round_up(std::size_t bytes, std::size_t to) { return (bytes + to - 1) / to * to; }
+
+/// Barriers, masks, maxima, sums and weights: SmallShared of cuda/decode_latency.cuh.
+constexpr std::size_t small_shared_bytes(int heads) {
+    return round_up(16 + 8 * max_stages + std::size_t(heads) * 4 * (2 * max_splits + max_splits + 2), 1024);
+}
+
+/// Byte offsets in a CTA's shared memory. The inbox lies where query and partial scores were: peers write to it once
+/// the whole cluster has its weights.
+struct SharedLayout {
+    std::size_t weights = 0;  ///< P: f16 [heads][64], 128-byte swizzle
+    std::size_t query = 0;    ///< halves [d_qk / 16][heads][16], 32-byte swizzle
+    std::size_t scores = 0;   ///< f32 [warpgroups][heads][score_pitch]: each warpgroup's part of the dot products
+    std::size_t inbox = 0;    ///< f32 [splits][units of this CTA][heads / 8][32 lanes][4]
+    std::size_t stages = 0;   ///< bytes [stages][chunk][record_pitch]
+    std::size_t bytes = 0;
+};
+
+/// `splits` and `stages` move only `stages` and `bytes`.
+constexpr SharedLayout shared_layout(int heads, int d_qk, int splits, int stages) {
+    SharedLayout layout;
+    layout.weights = small_shared_bytes(heads);
+    layout.query = layout.weights + std::size_t(heads) * chunk * 2;
+    layout.scores = layout.query + std::size_t(d_qk) * heads * 2;
+    layout.inbox = layout.query;
+    const std::size_t scores_end = layout.scores + std::size_t(warpgroups) * heads * score_pitch * 4;
+    const std::size_t inbox_bytes =
+        splits == 1 ? 0 : std::size_t(splits) * units_of_cta(splits) * (heads / 8) * quad_bytes;
+    layout.stages = round_up(std::max(scores_end, layout.inbox + inbox_bytes), 128);
+    layout.bytes = layout.stages + std::size_t(stages) * chunk * record_pitch(d_qk);
+    return layout;
+}
+
+}  // namespace sparsemla::detail::latency

@@ -1,0 +1,239 @@
+#include "latency_plan.h"
+
+#include <algorithm>
+#include <array>
+#include <limits>
+
+#include "check.h"
+#include "gpu.h"
+#include "kernels.h"
+#include "latency_layout.h"
+
+namespace sparsemla::detail {
+
+namespace {
+
+using namespace latency;
+
+constexpr std::int64_t max_grid_x = std::numeric_limits<std::int32_t>::max();
+/// Columns and chunk numbers stay in 32 bits, a few clusters past the end of the lists too.
+constexpr std::int64_t max_width = max_grid_x - 2 * max_splits * chunk;
+constexpr float smallest_p_scale = 0x1p-16F;
+
+constexpr float largest_p_scale(PFormat format) { return format == PFormat::e4m3 ? 448.0F : 32768.0F; }
+
+PFormat p_format_of(const PlanOptions& options) { return options.p_format.value_or(PFormat::f16); }
+float p_scale_of(const PlanOptions& options) { return options.p_scale.value_or(largest_p_scale(p_format_of(options))); }
+
+/// "record must be one of ..., got ..."
+std::string must_be(std::string_view what, std::string_view allowed, std::string_view received) {
+    return std::string(what) + " must be " + std::string(allowed) + ", got " + std::string(received);
+}
+
+std::optional<std::string> refuse_device(const DeviceSpec& device) {
+    if (!gpu_built()) return "this build has no CUDA part";
+    if (device.capability != 90)
+        return must_be("compute capability", "9.0: it is built of wgmma, which no other has",
+                       std::to_string(device.capability / 10) + "." + std::to_string(device.capability % 10));
+    return std::nullopt;
+}
+
+std::optional<std::string> refuse_sources(const Problem& problem) {
+    for (std::size_t i = 0; i < problem.sources.size(); ++i) {
+        const SourceProblem& source = problem.sources[i];
+        const std::string argument = "sources[" + std::to_string(i) + "].";
+        if (source.record != Record::fp8_576 && source.record != Record::fp8_512)
+            return must_be(argument + "record", "fp8 of 576 or 512 bytes", to_string(source.record));
+        if (source.width > max_width)
+            return must_be(argument + "width", "0 .. " + std::to_string(max_width), std::to_string(source.width));
+    }
+    return std::nullopt;
+}
+
+std::optional<std::string> refuse_schedule(const PlanOptions& options) {
+    const PFormat format = p_format_of(options);
+    if (format != PFormat::f16 && format != PFormat::e4m3) return must_be("p_format", "f16 or e4m3", name(format));
+    const float p_scale = p_scale_of(options);
+    if (!(p_scale >= smallest_p_scale && p_scale <= largest_p_scale(format)))
+        return must_be("p_scale",
+                       "2^-16 .. " + std::to_string(static_cast<int>(largest_p_scale(format))) + " with " +
+                           std::string(name(format)),
+                       to_text(p_scale));
+    if (options.anchor.value_or(Anchor::split_running_max) != Anchor::split_running_max)
+        return must_be("anchor", name(Anchor::split_running_max), name(*options.anchor));
+    if (options.columns.value_or(ColumnRule::round_robin) != ColumnRule::round_robin)
+        return must_be("columns", name(ColumnRule::round_robin), name(*options.columns));
+    if (options.chunk.value_or(chunk) != chunk)
+        return must_be("chunk", std::to_string(chunk), std::to_string(*options.chunk));
+    return std::nullopt;
+}
+
+/// Splits and tiling of one plan.
+struct Layout {
+    int splits = 1;
+    int heads = head_tiles[0];
+    int stages = 1;
+};
+
+int tiles_of(const Problem& problem, int heads) {
+    return static_cast<int>(std::max<std::int64_t>(1, (problem.heads + heads - 1) / heads));
+}
+
+std::int64_t chunks_of(const Problem& problem) {
+    std::int64_t chunks = 0;
+    for (const SourceProblem& source : problem.sources) chunks += (source.width + chunk - 1) / chunk;
+    return chunks;
+}
+
+SharedLayout shared_of(const Problem& problem, const Layout& layout) {
+    return shared_layout(layout.heads, static_cast<int>(d_qk(problem)), layout.splits, layout.stages);
+}
+
+std::int64_t resident_clusters(const DeviceSpec& device, int splits) {
+    return device.resident_clusters[static_cast<std::size_t>(splits - 1)];
+}
+
+std::int64_t waves_of(const Problem& problem, const DeviceSpec& device, const Layout& layout) {
+    const std::int64_t clusters = problem.rows * tiles_of(problem, layout.heads);
+    const std::int64_t resident = resident_clusters(device, layout.splits);
+    return std::max<std::int64_t>(1, (clusters + resident - 1) / resident);
+}
+
+/// Why a layout cannot be launched, or nothing.
+std::optional<std::string> refuse_layout(const Problem& problem, const DeviceSpec& device, const Layout& layout) {
+    if (resident_clusters(device, layout.splits) < 1)
+        return must_be("splits", "a cluster size that the device can hold", std::to_string(layout.splits));
+    const std::size_t bytes = shared_of(problem, layout).bytes;
+    if (bytes > static_cast<std::size_t>(device.shared_memory_bytes))
+        return must_be(
+            "tile_heads and stages",
+            "such that a CTA needs at most " + std::to_string(device.shared_memory_bytes) + " bytes of shared memory",
+            std::to_string(layout.heads) + " and " + std::to_string(layout.stages) + ", which need " +
+                std::to_string(bytes));
+    if (problem.rows > max_grid_x / layout.splits)
+        return must_be(
+            "rows",
+            "0 .. " + std::to_string(max_grid_x / layout.splits) + " with " + std::to_string(layout.splits) + " splits",
+            std::to_string(problem.rows));
+    return std::nullopt;
+}
+
+/// Microseconds that a layout is expected to take: figures of an H200 (docs/performance.md). Only their order matters.
+double expected_us(const Problem& problem, const DeviceSpec& device, const Layout& layout) {
+    struct Cost {
+        int heads;
+        double first_chunk_us, next_chunk_us, exchange_us;
+    };
+    constexpr std::array<Cost, 3> costs = {{{16, 4.6, 1.9, 0.9}, {32, 5.6, 3.0, 2.6}, {64, 8.4, 6.5, 5.0}}};
+    const Cost& cost = *std::ranges::find(costs, layout.heads, &Cost::heads);
+    const std::int64_t chunks = std::max<std::int64_t>(1, (chunks_of(problem) + layout.splits - 1) / layout.splits);
+    const double wave_us = cost.first_chunk_us + static_cast<double>(chunks - 1) * cost.next_chunk_us +
+                           (layout.splits > 1 ? cost.exchange_us : 0.0);
+    return wave_us * static_cast<double>(waves_of(problem, device, layout));
+}
+
+/// The layouts that fit the wishes, smallest tile first; visit(layout).
+template <class Visit>
+void for_each_layout(const Problem& problem, const PlanOptions& options, const Visit& visit) {
+    const auto most_splits = static_cast<int>(std::clamp<std::int64_t>(chunks_of(problem), 1, max_splits));
+    for (const int heads : head_tiles) {
+        if (options.tile_heads.value_or(heads) != heads) continue;
+        for (int splits = options.splits.value_or(1); splits <= options.splits.value_or(most_splits); ++splits) {
+            const std::int64_t chunks = (chunks_of(problem) + splits - 1) / splits;
+            const int stages = options.stages.value_or(static_cast<int>(std::clamp<std::int64_t>(chunks, 1, 2)));
+            for (int fewer = stages; fewer >= (options.stages ? stages : 1); --fewer)
+                visit(Layout{.splits = splits, .heads = heads, .stages = fewer});
+        }
+    }
+}
+
+struct Choice {
+    std::optional<Layout> layout;
+    std::string refusal;  ///< of the first layout, if none can be launched
+};
+
+Choice choose_layout(const Problem& problem, const DeviceSpec& device, const PlanOptions& options) {
+    Choice choice;
+    double best_us = std::numeric_limits<double>::infinity();
+    for_each_layout(problem, options, [&](const Layout& layout) {
+        if (const auto refusal = refuse_layout(problem, device, layout)) {
+            if (choice.refusal.empty()) choice.refusal = *refusal;
+            return;
+        }
+        const double us = expected_us(problem, device, layout);
+        if (us >= best_us) return;
+        best_us = us;
+        choice.layout = layout;
+    });
+    return choice;
+}
+
+std::optional<std::string> refuse_range(std::string_view what, std::optional<int> value, int low, int high) {
+    if (!value || (*value >= low && *value <= high)) return std::nullopt;
+    return must_be(what, std::to_string(low) + " .. " + std::to_string(high), std::to_string(*value));
+}
+
+std::optional<std::string> refuse(const Problem& problem, const DeviceSpec& device, const PlanOptions& options) {
+    if (auto reason = refuse_device(device)) return reason;
+    if (auto reason = refuse_sources(problem)) return reason;
+    if (auto reason = refuse_schedule(options)) return reason;
+    if (auto reason = refuse_range("splits", options.splits, 1, max_splits)) return reason;
+    if (auto reason = refuse_range("stages", options.stages, 1, max_stages)) return reason;
+    if (options.tile_heads && std::ranges::find(head_tiles, *options.tile_heads) == std::end(head_tiles))
+        return must_be("tile_heads", "16, 32 or 64", std::to_string(*options.tile_heads));
+    const Choice choice = choose_layout(problem, device, options);
+    if (!choice.layout) return choice.refusal;
+    if (options.transport == Transport::bulk) {
+        const std::size_t staged = std::size_t{units} * choice.layout->heads / 8 * quad_bytes;
+        const std::size_t room = std::size_t{chunk} * record_pitch(static_cast<int>(d_qk(problem)));
+        if (staged > room * choice.layout->stages)
+            return must_be("transport",
+                           "stores where the partial sums do not fit the stages (tile_heads / 16 <= stages)", "bulk");
+    }
+    return std::nullopt;
+}
+
+KernelPlan plan(const Problem& problem, const DeviceSpec& device, const PlanOptions& options) {
+    const Layout layout = *choose_layout(problem, device, options).layout;
+    KernelPlan result;
+    result.schedule = {.kernel = std::string(latency_kernel.name),
+                       .p_format = p_format_of(options),
+                       .p_scale = p_scale_of(options),
+                       .anchor = Anchor::split_running_max,
+                       .splits = layout.splits,
+                       .columns = ColumnRule::round_robin,
+                       .chunk = chunk,
+                       .row_capacity = problem.rows};
+    result.tiling = Tiling{.heads = layout.heads,
+                           .stages = layout.stages,
+                           .transport = options.transport.value_or(Transport::stores),
+                           .trigger = options.trigger.value_or(Trigger::loaded)};
+    const std::int64_t waves = waves_of(problem, device, layout);
+    if (waves > 1)
+        result.note = "more clusters than the device holds at once: they run in " + std::to_string(waves) + " waves";
+    return result;
+}
+
+void prepare(const Plan& plan, Memory, Stream) { prepare_latency(plan); }
+
+}  // namespace
+
+LaunchShape latency_launch(const Plan& plan, std::int64_t rows) {
+    const Layout layout{plan.schedule.splits, plan.tiling->heads, plan.tiling->stages};
+    return {.grid_x = rows * layout.splits,
+            .grid_y = tiles_of(plan.problem, layout.heads),
+            .cluster = layout.splits,
+            .threads = threads,
+            .shared_bytes = shared_of(plan.problem, layout).bytes};
+}
+
+const Kernel latency_kernel = {.name = "decode_latency",
+                               .device = Device::Kind::cuda,
+                               .summary = "one launch for small batches, a cluster for each row and tile of heads",
+                               .on_request_only = false,
+                               .refuse = refuse,
+                               .plan = plan,
+                               .prepare = prepare,
+                               .decode = launch_latency};
+
+}  // namespace sparsemla::detail
