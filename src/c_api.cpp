@@ -175,6 +175,12 @@ sparsemla_status sparsemla_plan_describe(const sparsemla_plan* plan, sparsemla_p
         info.column_rule = static_cast<std::int32_t>(made.schedule.columns);
         info.splits = made.schedule.splits;
         info.chunk = made.schedule.chunk;
+        if (made.tiling) {
+            info.tile_heads = made.tiling->heads;
+            info.stages = made.tiling->stages;
+            info.transport = SPARSEMLA_TRANSPORT_STORES + static_cast<std::int32_t>(made.tiling->transport);
+            info.trigger = SPARSEMLA_TRIGGER_START + static_cast<std::int32_t>(made.tiling->trigger);
+        }
         write_struct(info, out, offsetof(sparsemla_plan_info, schedule), "out");
     });
 }

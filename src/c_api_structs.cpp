@@ -1,6 +1,7 @@
 #include "c_api_structs.h"
 
 #include <iterator>
+#include <optional>
 
 namespace sparsemla::detail {
 
@@ -28,11 +29,24 @@ static_assert(SPARSEMLA_ANCHOR_CHUNK_MAX == static_cast<int>(Anchor::chunk_max) 
               SPARSEMLA_ANCHOR_ROW_MAX == static_cast<int>(Anchor::row_max));
 static_assert(SPARSEMLA_COLUMNS_INTERLEAVED == static_cast<int>(ColumnRule::interleaved));
 static_assert(SPARSEMLA_COLUMNS_ROUND_ROBIN == static_cast<int>(ColumnRule::round_robin));
+// One more than the library's own: 0 is the plan's choice, for callers of structs without these fields too.
+static_assert(SPARSEMLA_TRANSPORT_STORES == 1 + static_cast<int>(Transport::stores) &&
+              SPARSEMLA_TRANSPORT_BULK == 1 + static_cast<int>(Transport::bulk));
+static_assert(SPARSEMLA_TRIGGER_START == 1 + static_cast<int>(Trigger::start) &&
+              SPARSEMLA_TRIGGER_LOADED == 1 + static_cast<int>(Trigger::loaded) &&
+              SPARSEMLA_TRIGGER_END == 1 + static_cast<int>(Trigger::end));
 
 /// `count`: how many values the enumeration has.
 template <class Enum>
 Enum to_enum(std::int32_t value, std::int32_t count, const std::string& argument) {
     return static_cast<Enum>(check_value(value, count, argument));
+}
+
+/// The same for one whose values begin at 1; 0: not given.
+template <class Enum>
+std::optional<Enum> to_choice(std::int32_t value, std::int32_t count, const std::string& argument) {
+    if (check_value(value, count + 1, argument) == 0) return std::nullopt;
+    return static_cast<Enum>(value - 1);
 }
 
 bool to_flag(std::int32_t value, const std::string& argument) { return check_value(value, 2, argument) != 0; }
@@ -184,6 +198,10 @@ PlanOptions to_plan_options(const sparsemla_plan_options* given) {
     if (options.splits != 0) result.splits = options.splits;
     if (options.chunk != 0) result.chunk = options.chunk;
     result.allow_unverified = to_flag(options.allow_unverified, "options.allow_unverified");
+    if (options.tile_heads != 0) result.tile_heads = options.tile_heads;
+    if (options.stages != 0) result.stages = options.stages;
+    result.transport = to_choice<Transport>(options.transport, 2, "options.transport");
+    result.trigger = to_choice<Trigger>(options.trigger, 3, "options.trigger");
     return result;
 }
 

@@ -65,7 +65,8 @@ struct KernelPlan {
     std::size_t workspace_bytes = 0;
     std::size_t state_bytes = 0;
     std::optional<Tiling> tiling{};
-    std::string note{};  ///< joins the plan's reason
+    std::string note{};      ///< joins the plan's reason
+    double expected_us = 0;  ///< Plan::expected_us
 };
 
 /// One kernel: a name, what it takes, and its launcher.

@@ -8,6 +8,7 @@
 #include "gpu.h"
 #include "kernels.h"
 #include "latency_layout.h"
+#include "tuning_table.h"
 
 namespace sparsemla::detail {
 
@@ -149,10 +150,43 @@ void for_each_layout(const Problem& problem, const PlanOptions& options, const V
 
 struct Choice {
     std::optional<Layout> layout;
-    std::string refusal;  ///< of the first layout, if none can be launched
+    double us = 0;                        ///< expected or measured
+    const TuningRow* measured = nullptr;  ///< where the layout comes from, if not from the expectation
+    std::string refusal;                  ///< of the first layout, if none can be launched
 };
 
+/// A measured layout for a problem that may be smaller: no CTA of a cluster without a chunk, no stage without one.
+Layout fitted(const TuningRow& row, const Problem& problem) {
+    const std::int64_t chunks = std::max<std::int64_t>(1, chunks_of(problem));
+    const auto splits = static_cast<int>(std::min<std::int64_t>(row.splits, chunks));
+    const std::int64_t chunks_of_cta = (chunks + splits - 1) / splits;
+    return {.splits = splits,
+            .heads = row.tile_heads,
+            .stages = static_cast<int>(std::min<std::int64_t>(row.stages, chunks_of_cta))};
+}
+
+/// The measured layout of the problem's size, where the caller leaves all of it to the plan and it can be launched.
+std::optional<Choice> measured_layout(const Problem& problem, const DeviceSpec& device, const PlanOptions& options) {
+    if (options.splits || options.tile_heads || options.stages) return std::nullopt;
+    const TuningRow* row = find_tuning(tuning_table(), {.gpu = device.name,
+                                                        .d_qk = static_cast<int>(d_qk(problem)),
+                                                        .sources = static_cast<int>(problem.sources.size()),
+                                                        .rows = problem.rows,
+                                                        .heads = problem.heads,
+                                                        .chunks = chunks_of(problem)});
+    if (row == nullptr) return std::nullopt;
+    const Layout layout = fitted(*row, problem);
+    if (refuse_layout(problem, device, layout)) return std::nullopt;
+    return Choice{.layout = layout, .us = row->us, .measured = row, .refusal = {}};
+}
+
+std::string measured_note(const TuningRow& row, const DeviceSpec& device) {
+    if (row.gpu == device.name) return "measured on " + std::string(row.gpu);
+    return "nearest rows are of " + std::string(row.gpu) + ": not measured on this GPU";
+}
+
 Choice choose_layout(const Problem& problem, const DeviceSpec& device, const PlanOptions& options) {
+    if (auto measured = measured_layout(problem, device, options)) return *measured;
     Choice choice;
     double best_us = std::numeric_limits<double>::infinity();
     for_each_layout(problem, options, [&](const Layout& layout) {
@@ -163,6 +197,7 @@ Choice choose_layout(const Problem& problem, const DeviceSpec& device, const Pla
         const double us = expected_us(problem, device, layout);
         if (us >= best_us) return;
         best_us = us;
+        choice.us = us;
         choice.layout = layout;
     });
     return choice;
@@ -194,7 +229,8 @@ std::optional<std::string> refuse(const Problem& problem, const DeviceSpec& devi
 }
 
 KernelPlan plan(const Problem& problem, const DeviceSpec& device, const PlanOptions& options) {
-    const Layout layout = *choose_layout(problem, device, options).layout;
+    const Choice choice = choose_layout(problem, device, options);
+    const Layout layout = *choice.layout;
     KernelPlan result;
     result.schedule = {.kernel = std::string(latency_kernel.name),
                        .p_format = p_format_of(options),
@@ -208,9 +244,13 @@ KernelPlan plan(const Problem& problem, const DeviceSpec& device, const PlanOpti
                            .stages = layout.stages,
                            .transport = options.transport.value_or(Transport::stores),
                            .trigger = options.trigger.value_or(Trigger::loaded)};
+    result.expected_us = choice.us;
+    if (choice.measured != nullptr) result.note = measured_note(*choice.measured, device);
     const std::int64_t waves = waves_of(problem, device, layout);
     if (waves > 1)
-        result.note = "more clusters than the device holds at once: they run in " + std::to_string(waves) + " waves";
+        result.note += (result.note.empty() ? "" : "; ") +
+                       std::string("more clusters than the device holds at once: ") + "they run in " +
+                       std::to_string(waves) + " waves";
     return result;
 }
 

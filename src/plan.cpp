@@ -81,12 +81,22 @@ const Kernel* find_kernel(std::string_view kernel_name) {
                 kernel_name);
 }
 
+/// The first given option that only a GPU kernel has, or "".
+std::string_view tiling_option(const PlanOptions& options) {
+    if (options.tile_heads) return "tile_heads";
+    if (options.stages) return "stages";
+    if (options.transport) return "transport";
+    return options.trigger ? "trigger" : "";
+}
+
 /// Why this kernel cannot run the problem, or nothing.
 std::optional<std::string> cannot_run(const Kernel& kernel, const Problem& problem, const DeviceSpec& device,
                                       const PlanOptions& options) {
     if (kernel.device != problem.device.kind)
         return std::string("runs on device ") + (kernel.device == Device::Kind::cpu ? "cpu" : "cuda:N") + ", not on " +
                to_string(problem.device);
+    if (const std::string_view option = tiling_option(options); kernel.device == Device::Kind::cpu && !option.empty())
+        return std::string(option) + " must not be given: only GPU kernels have it";
     return kernel.refuse(problem, device, options);
 }
 
@@ -166,6 +176,7 @@ Plan make_plan(const Problem& problem, const DeviceSpec& device, const PlanOptio
             .device = device,
             .schedule = std::move(kernel_plan.schedule),
             .tiling = kernel_plan.tiling,
+            .expected_us = kernel_plan.expected_us,
             .workspace_bytes = kernel_plan.workspace_bytes,
             .state_bytes = kernel_plan.state_bytes,
             .reason = std::move(choice.reason),

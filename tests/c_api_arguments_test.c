@@ -175,11 +175,90 @@ static void test_column_rules(void) {
                    "column_rule", "a column rule past the last");
 }
 
+/* What an H200 says of itself: plans need no GPU. */
+static sparsemla_device_spec hopper(void) {
+    static const int32_t clusters[16] = {132, 66, 44, 33, 26, 22, 18, 16, 14, 13, 12, 11, 10, 9, 8, 8};
+    sparsemla_device_spec device = {.size = sizeof device,
+                                    .device_kind = SPARSEMLA_CUDA,
+                                    .name = "a Hopper",
+                                    .capability = 90,
+                                    .sms = 132,
+                                    .shared_memory_bytes = 232448,
+                                    .l2_bytes = 60 << 20};
+    memcpy(device.resident_clusters, clusters, sizeof clusters);
+    return device;
+}
+
+static void test_tiling_on_a_cpu(void) {
+    step* s = make_step();
+    sparsemla_plan_info info = {.size = sizeof info, .tile_heads = -1, .trigger = -1};
+    sparsemla_plan* plan = NULL;
+    expect_ok(sparsemla_plan_create(&s->problem, &s->device, NULL, &plan), "a plan of the CPU");
+    expect_ok(sparsemla_plan_describe(plan, &info), "its description");
+    check(info.tile_heads == 0 && info.stages == 0 && info.transport == 0 && info.trigger == 0,
+          "a plan of the CPU has no tiling");
+    sparsemla_plan_destroy(plan);
+    plan = NULL;
+    for (int i = 0; i < 4; ++i) {
+        static const char* const names[4] = {"tile_heads", "stages", "transport", "trigger"};
+        sparsemla_plan_options options = sparsemla_plan_options_default();
+        int32_t* const fields[4] = {&options.tile_heads, &options.stages, &options.transport, &options.trigger};
+        *fields[i] = 1;
+        expect_refused(sparsemla_plan_create(&s->problem, &s->device, &options, &plan), SPARSEMLA_UNSUPPORTED, names[i],
+                       "a GPU's option for a CPU");
+        options.size = offsetof(sparsemla_plan_options, tile_heads); /* a caller that knows none of them */
+        expect_ok(sparsemla_plan_create(&s->problem, &s->device, &options, &plan), "options that end before");
+        sparsemla_plan_destroy(plan);
+        plan = NULL;
+        options.size = sizeof options;
+        for (int value = -1; i >= 2 && value <= 4; value += 5) {
+            *fields[i] = value;
+            expect_refused(sparsemla_plan_create(&s->problem, &s->device, &options, &plan), SPARSEMLA_INVALID_ARGUMENT,
+                           names[i], "a value that the enumeration lacks");
+        }
+    }
+    check(plan == NULL, "a refused plan_create must leave its output alone");
+}
+
+static void test_tiling_on_a_gpu(void) {
+    step* s = make_step();
+    sparsemla_device_spec device = hopper();
+    sparsemla_plan_options options = sparsemla_plan_options_default();
+    sparsemla_plan_info info = {.size = sizeof info};
+    sparsemla_plan* plan = NULL;
+    int32_t supported = -1;
+    s->problem.device_kind = SPARSEMLA_CUDA;
+    expect_ok(sparsemla_supports(&s->problem, &device, NULL, &supported), "supports");
+    if (!supported) {
+        check(strstr(sparsemla_last_error(), "CUDA") != NULL, "only a build without CUDA refuses this: %s",
+              sparsemla_last_error());
+        return;
+    }
+    options.tile_heads = 32;
+    options.stages = 2;
+    options.transport = SPARSEMLA_TRANSPORT_BULK;
+    options.trigger = SPARSEMLA_TRIGGER_END;
+    expect_ok(sparsemla_plan_create(&s->problem, &device, &options, &plan), "a plan of a GPU");
+    expect_ok(sparsemla_plan_describe(plan, &info), "its description");
+    check(info.tile_heads == 32 && info.stages == 2 && info.transport == SPARSEMLA_TRANSPORT_BULK &&
+              info.trigger == SPARSEMLA_TRIGGER_END,
+          "the plan must have the tiling that was asked for");
+    check(strstr(info.description, "heads=32 stages=2 transport=bulk trigger=end") != NULL, "and say so: %s",
+          info.description);
+    sparsemla_plan_destroy(plan);
+    plan = NULL;
+    options.tile_heads = 17;
+    expect_refused(sparsemla_plan_create(&s->problem, &device, &options, &plan), SPARSEMLA_UNSUPPORTED, "tile_heads",
+                   "tiles of 17 heads");
+}
+
 int main(void) {
     check(sparsemla_last_error()[0] == '\0', "no call failed yet: need an empty text");
     test_nulls();
     test_sizes();
     test_values();
     test_column_rules();
+    test_tiling_on_a_cpu();
+    test_tiling_on_a_gpu();
     return report();
 }

@@ -152,6 +152,21 @@ TEST(MakePlan, OptionsThatAKernelDoesNotTakeAreRefusedByName) {
     }
 }
 
+TEST(MakePlan, CpuKernelsHaveNoTiling) {
+    const std::vector<std::pair<std::string, PlanOptions>> wrong = {{"tile_heads", {.tile_heads = 16}},
+                                                                    {"stages", {.stages = 1}},
+                                                                    {"transport", {.transport = Transport::stores}},
+                                                                    {"trigger", {.trigger = Trigger::end}}};
+    for (const auto& [option, options] : wrong)
+        for (const std::string& kernel : cpu_kernels()) {
+            PlanOptions forced = options;
+            forced.kernel = kernel;
+            const std::string message = error_of(small_problem(), forced);
+            EXPECT_NE(message.find(option + " must not be given"), std::string::npos) << kernel << ": " << message;
+        }
+    EXPECT_FALSE(make_plan(small_problem(), cpu()).tiling);
+}
+
 TEST(MakePlan, OtherDevicesAreRefused) {
     Problem problem = small_problem();
     problem.device = {Device::Kind::cuda, 0};
@@ -251,10 +266,16 @@ TEST(Names, RoundTrip) {
         EXPECT_EQ(find_anchor(name(anchor)), anchor);
     for (const ColumnRule rule : {ColumnRule::blocks, ColumnRule::interleaved, ColumnRule::round_robin})
         EXPECT_EQ(find_column_rule(name(rule)), rule);
+    for (const Transport transport : {Transport::stores, Transport::bulk})
+        EXPECT_EQ(find_transport(name(transport)), transport);
+    for (const Trigger trigger : {Trigger::start, Trigger::loaded, Trigger::end})
+        EXPECT_EQ(find_trigger(name(trigger)), trigger);
     for (const std::string_view text : {"", "p_", "p_p_f16", "e5m2", "unknown", "F16"}) {
         EXPECT_EQ(find_p_format(text), std::nullopt) << text;
         EXPECT_EQ(find_anchor(text), std::nullopt) << text;
         EXPECT_EQ(find_column_rule(text), std::nullopt) << text;
+        EXPECT_EQ(find_transport(text), std::nullopt) << text;
+        EXPECT_EQ(find_trigger(text), std::nullopt) << text;
     }
 }
 

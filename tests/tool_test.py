@@ -129,6 +129,20 @@ class Usage(ToolTest):
         self.refuse("bench", "--suite", "none", mentions=["--suite", "none", "speed"])
         self.refuse("bench", "--filter", "no such problem", mentions=["--filter"])
 
+    def test_tiling(self):
+        """Words are checked by the parser, and what only GPU kernels have is refused by the CPU's by name."""
+        for option, wrong, right in (("--tile-heads", "17", "32"), ("--stages", "0", "2"), ("--transport", "copy", "bulk"),
+                                     ("--trigger", "never", "end")):
+            for command in (["plan", self.case], ["decode", self.case], ["check", self.case], ["bench"]):
+                self.refuse(*command, option, wrong, mentions=[option, wrong])
+            field = option[2:].replace("-", "_")
+            for command in (["plan", self.case], ["decode", self.case]):
+                self.refuse(*command, "--device", "cpu", option, right, mentions=[field, "must not be given"])
+            result = run("check", self.case, "--device", "cpu", option, right)
+            self.assertEqual(result.returncode, 2)
+            self.assertIn(field + " must not be given", result.stderr)
+            self.assertIn(option, self.succeed("plan", "--help"))
+
     def test_devices(self):
         for device in ("gpu", "cuda", "cuda:", "cuda:-1", "cuda:x", "cpu:0", ""):
             self.refuse("decode", self.case, "--device", device, mentions=["--device", "cuda:N"])
@@ -445,6 +459,7 @@ class Plan(ToolTest):
         self.assertTrue(all(refusal["reason"] for refusal in document["declined"]))
         self.assertEqual([source["width"] for source in document["problem"]["sources"]], [128, 512])
         self.assertEqual(document["problem"]["query"], "bf16")
+        self.assertIsNone(document["tiling"])
 
     def test_errors(self):
         self.refuse("plan", mentions=["CASE", "--record"])
@@ -566,6 +581,19 @@ class Gpu(ToolTest):
         self.assertEqual([row["active_columns"] == 0 for row in document["rows"]], [False, True, False])
         self.assertEqual(document["rows"][1]["lse_max"], "-inf")
         self.assertGreater(document["seconds"], 0)
+
+    def test_tiling(self):
+        problem = ["--record", "fp8", "--heads", 64, "--width", 256, "--device", DEVICE, "--tile-heads", 32, "--stages", 2]
+        document = self.succeed_json("plan", *problem, "--transport", "bulk", "--trigger", "end")
+        self.assertEqual(document["tiling"], {"heads": 32, "stages": 2, "transport": "bulk", "trigger": "end"})
+        self.refuse("plan", *problem[:-1], 5, mentions=["stages must be 1 .. "])
+        results = []
+        for tiling in (["--tile-heads", 16], ["--tile-heads", 32, "--transport", "bulk", "--stages", 2], ["--trigger", "start"]):
+            output = self.path("tiling" + str(len(results)))
+            self.succeed("decode", self.case, "--device", DEVICE, "--splits", 2, *tiling, "-o", output)
+            results.append(read_safetensors(output)[1])
+        self.assertEqual(results[0], results[1])
+        self.assertEqual(results[0], results[2])
 
     def test_bench(self):
         timings = self.succeed_json("bench", "--device", DEVICE, "--filter", "fp8_576/h16/r8", "--repeat", 3)["timings"]

@@ -64,6 +64,21 @@ void add_schedule_flags(CLI::App& app, RunFlags& flags) {
         ->group(group);
 }
 
+void add_tiling_flags(CLI::App& app, RunFlags& flags) {
+    const std::string group = "Tiling of a GPU kernel, where the plan shall not choose; never changes a bit";
+    word_option(app, "--tile-heads", flags.tile_heads, {"16", "32", "64"}, "heads of a CTA")->group(group);
+    integer_option(app, "--stages", flags.stages, 1, 64, "chunks on their way to shared memory")->group(group);
+    word_option(app, "--transport", flags.transport,
+                {std::string(name(Transport::stores)), std::string(name(Transport::bulk))},
+                "how partial sums reach the CTA that merges them")
+        ->group(group);
+    word_option(
+        app, "--trigger", flags.trigger,
+        {std::string(name(Trigger::start)), std::string(name(Trigger::loaded)), std::string(name(Trigger::end))},
+        "when the next kernel of the stream may start")
+        ->group(group);
+}
+
 }  // namespace
 
 std::string in_quotes(const std::string& text) { return "'" + printable(text) + "'"; }
@@ -149,6 +164,7 @@ void add_run_flags(CLI::App& app, RunFlags& flags, bool all_kernels) {
     app.add_flag("--allow-unverified", flags.allow_unverified,
                  "offer GPU kernels that nobody ran on this architecture");
     add_schedule_flags(app, flags);
+    add_tiling_flags(app, flags);
 }
 
 std::vector<DeviceSpec> devices_of(const RunFlags& flags) {
@@ -176,6 +192,10 @@ PlanOptions plan_options(const RunFlags& flags) {
     if (flags.p_scale != 0) options.p_scale = static_cast<float>(flags.p_scale);
     if (!flags.anchor.empty()) options.anchor = find_anchor(flags.anchor);
     if (!flags.columns.empty()) options.columns = find_column_rule(flags.columns);
+    if (!flags.tile_heads.empty()) options.tile_heads = std::stoi(flags.tile_heads);
+    if (flags.stages != 0) options.stages = static_cast<int>(flags.stages);
+    if (!flags.transport.empty()) options.transport = find_transport(flags.transport);
+    if (!flags.trigger.empty()) options.trigger = find_trigger(flags.trigger);
     options.allow_unverified = flags.allow_unverified;
     return options;
 }
@@ -187,6 +207,10 @@ std::string schedule_options(const RunFlags& flags) {
     if (flags.p_scale != 0) text += fmt::format(" --p-scale {}", flags.p_scale);
     if (!flags.anchor.empty()) text += " --anchor " + flags.anchor;
     if (!flags.columns.empty()) text += " --columns " + flags.columns;
+    if (!flags.tile_heads.empty()) text += " --tile-heads " + flags.tile_heads;
+    if (flags.stages != 0) text += fmt::format(" --stages {}", flags.stages);
+    if (!flags.transport.empty()) text += " --transport " + flags.transport;
+    if (!flags.trigger.empty()) text += " --trigger " + flags.trigger;
     return text;
 }
 

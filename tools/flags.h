@@ -50,6 +50,10 @@ struct RunFlags {
     double p_scale = 0;
     std::string anchor;
     std::string columns;
+    std::string tile_heads;  ///< Tiling's fields, of GPU kernels
+    std::int64_t stages = 0;
+    std::string transport;
+    std::string trigger;
     bool allow_unverified = false;
 };
 
@@ -61,7 +65,7 @@ std::vector<DeviceSpec> devices_of(const RunFlags& flags);
 /// All flags but --device. "all" counts as no wish.
 PlanOptions plan_options(const RunFlags& flags);
 
-/// The options of the schedule as the user would write them again: "" or " --splits 4 --anchor chunk_max".
+/// The options of the schedule and the tiling as the user would write them again: "" or " --splits 4 --stages 2".
 std::string schedule_options(const RunFlags& flags);
 
 /// The plan on the first of the devices that has a kernel for the problem. Throws the last device's refusal.

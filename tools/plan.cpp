@@ -50,6 +50,11 @@ Json to_json(const Plan& plan) {
                         {"anchor", name(schedule.anchor)},      {"splits", schedule.splits},
                         {"columns", name(schedule.columns)},    {"chunk", schedule.chunk},
                         {"row_capacity", schedule.row_capacity}};
+    json["tiling"] = plan.tiling ? Json({{"heads", plan.tiling->heads},
+                                         {"stages", plan.tiling->stages},
+                                         {"transport", name(plan.tiling->transport)},
+                                         {"trigger", name(plan.tiling->trigger)}})
+                                 : Json();
     json["workspace_bytes"] = plan.workspace_bytes;
     json["state_bytes"] = plan.state_bytes;
     json["declined"] = Json::array();
@@ -86,7 +91,8 @@ Subcommand add_plan(CLI::App& parent) {
     add_run_flags(*app, flags->run, false);
     app->add_flag(
         "--json", flags->json,
-        "one JSON document: problem, device, kernel, reason, schedule, workspace_bytes, state_bytes, declined");
+        "one JSON document: problem, device, kernel, reason, schedule, tiling (of a GPU kernel), workspace_bytes, "
+        "state_bytes, declined");
     app->footer(
         "Examples:\n"
         "  sparsemla plan step.safetensors\n"

@@ -155,6 +155,7 @@ struct Plan {
     DeviceSpec device;
     Schedule schedule;
     std::optional<Tiling> tiling;     ///< of a GPU kernel
+    double expected_us = 0;           ///< a GPU kernel's estimate, good for comparing layouts; 0: none
     std::size_t workspace_bytes = 0;  ///< scratch, contents irrelevant between calls; 64-byte aligned
     std::size_t state_bytes = 0;      ///< zeroed once by prepare, restored by every call
     std::string reason;               ///< why this kernel

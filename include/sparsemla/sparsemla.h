@@ -35,7 +35,7 @@ enum {
     SPARSEMLA_INTERNAL = 7 /* a fault of the library */
 };
 
-/* Values of the int32_t fields named dtype, device_kind, record, form, lse_base, p_format, anchor, column_rule. */
+/* Values of the int32_t fields of these names: dtype, device_kind, record, form, lse_base, p_format, ..., trigger. */
 enum {
     SPARSEMLA_U8 = 0,
     SPARSEMLA_I32 = 1,
@@ -63,6 +63,8 @@ enum { SPARSEMLA_LSE_NATURAL = 0, SPARSEMLA_LSE_LOG2 = 1 };
 enum { SPARSEMLA_P_E4M3 = 0, SPARSEMLA_P_F16 = 1, SPARSEMLA_P_BF16 = 2, SPARSEMLA_P_F64 = 3 };
 enum { SPARSEMLA_ANCHOR_SPLIT_RUNNING_MAX = 0, SPARSEMLA_ANCHOR_CHUNK_MAX = 1, SPARSEMLA_ANCHOR_ROW_MAX = 2 };
 enum { SPARSEMLA_COLUMNS_BLOCKS = 0, SPARSEMLA_COLUMNS_INTERLEAVED = 1, SPARSEMLA_COLUMNS_ROUND_ROBIN = 2 };
+enum { SPARSEMLA_TRANSPORT_STORES = 1, SPARSEMLA_TRANSPORT_BULK = 2 };
+enum { SPARSEMLA_TRIGGER_START = 1, SPARSEMLA_TRIGGER_LOADED = 2, SPARSEMLA_TRIGGER_END = 3 };
 enum { SPARSEMLA_CHOOSE = -1 }; /* in plan options: the plan chooses */
 
 /* A view of strided memory with DLPack's fields; this struct never changes. Rank 0: an optional tensor not given.
@@ -233,6 +235,9 @@ typedef struct sparsemla_plan_options {
     int32_t chunk;            /* columns per chunk; 0: the plan chooses */
     int32_t allow_unverified; /* offer kernels on architectures where nobody has run them */
     int32_t reserved;         /* 0 */
+    int32_t tile_heads; /* heads of a CTA. This and the rest: GPU kernels only; never changes a bit; 0: the plan */
+    int32_t stages;     /* chunks on their way to shared memory */
+    int32_t transport, trigger;
 } sparsemla_plan_options;
 
 typedef struct sparsemla_plan sparsemla_plan;
@@ -248,10 +253,8 @@ typedef struct sparsemla_plan_info {
     int64_t row_capacity;
     int32_t p_format;
     float p_scale;
-    int32_t anchor;
-    int32_t column_rule;
-    int32_t splits;
-    int32_t chunk;
+    int32_t anchor, column_rule, splits, chunk;
+    int32_t tile_heads, stages, transport, trigger; /* of a GPU kernel, else 0 */
 } sparsemla_plan_info;
 
 /* Chooses how a problem runs: a function of its arguments alone. `options` may be NULL. Destroy the plan after use.

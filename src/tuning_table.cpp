@@ -1,0 +1,35 @@
+#include "tuning_table.h"
+
+#include <algorithm>
+#include <initializer_list>
+
+namespace sparsemla::detail {
+
+namespace {
+
+constexpr std::initializer_list<TuningRow> rows = {
+#include "tuning_table.inc"
+};
+
+bool covers(const TuningRow& row, const TuningKey& key) {
+    return row.d_qk == key.d_qk && row.sources == key.sources && row.rows >= key.rows && row.heads >= key.heads &&
+           row.chunks >= key.chunks;
+}
+
+/// What "smallest" means where the grid has holes: the least work.
+std::int64_t size_of(const TuningRow& row) { return row.rows * row.heads * row.chunks; }
+
+}  // namespace
+
+std::span<const TuningRow> tuning_table() { return {rows.begin(), rows.size()}; }
+
+const TuningRow* find_tuning(std::span<const TuningRow> table, const TuningKey& key) {
+    const bool known = std::ranges::find(table, key.gpu, &TuningRow::gpu) != table.end();
+    const TuningRow* best = nullptr;
+    for (const TuningRow& row : table)
+        if ((!known || row.gpu == key.gpu) && covers(row, key) && (best == nullptr || size_of(row) < size_of(*best)))
+            best = &row;
+    return best;
+}
+
+}  // namespace sparsemla::detail

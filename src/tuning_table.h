@@ -1,0 +1,40 @@
+// Layouts of decode_latency that were measured to be the fastest of their problem. `sparsemla bench --sweep
+// --write-table src/tuning_table.inc` writes the rows; a plan looks its problem up.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+namespace sparsemla::detail {
+
+struct TuningRow {
+    std::string_view gpu;  ///< DeviceSpec::name
+    int d_qk = 0;
+    int sources = 0;
+    std::int64_t rows = 0;
+    std::int64_t heads = 0;
+    std::int64_t chunks = 0;  ///< of the lists, over all sources
+    int splits = 0;
+    int tile_heads = 0;
+    int stages = 0;
+    double us = 0;  ///< of a decode in a graph of dependent ones, lists full, records in the L2 where they fit
+};
+
+/// All rows of this build.
+std::span<const TuningRow> tuning_table();
+
+struct TuningKey {
+    std::string_view gpu;
+    int d_qk = 0;
+    int sources = 0;
+    std::int64_t rows = 0;
+    std::int64_t heads = 0;
+    std::int64_t chunks = 0;
+};
+
+/// The row of the smallest problem that is at least as large in rows, heads and chunks, of equal d_qk and number of
+/// sources; null if there is none. Of this GPU, or, where the table has none of its name at all, of another one.
+const TuningRow* find_tuning(std::span<const TuningRow> table, const TuningKey& key);
+
+}  // namespace sparsemla::detail
