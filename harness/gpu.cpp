@@ -9,42 +9,13 @@
 #include <string>
 #include <utility>
 
+#include "harness/gpu_runtime.h"
+
 namespace sparsemla::harness {
 namespace {
 
-void check(cudaError_t code, const char* call) {
-    if (code == cudaSuccess) return;
-    cudaGetLastError();
-    throw Error(ErrorKind::device, call, "success", cudaGetErrorString(code));
-}
-
-int index_of(Device device) {
-    if (device.kind == Device::Kind::cuda) return device.index;
-    throw Error(ErrorKind::invalid_argument, "device", "cuda:N", to_string(device));
-}
-
-/// Makes a device current for a scope, with its context alive.
-class CurrentDevice {
-   public:
-    explicit CurrentDevice(Device device) : index_(index_of(device)) {
-        check(cudaGetDevice(&previous_), "cudaGetDevice");
-        check(cudaSetDevice(index_), "cudaSetDevice");
-    }
-    ~CurrentDevice() {
-        if (previous_ != index_) cudaSetDevice(previous_);
-    }
-    CurrentDevice(const CurrentDevice&) = delete;
-    CurrentDevice& operator=(const CurrentDevice&) = delete;
-
-   private:
-    int index_;
-    int previous_ = 0;
-};
-
 /// Copies and fills on the legacy default stream may still run when their call returns.
 void finish(const char* call) { check(cudaStreamSynchronize(cudaStreamLegacy), call); }
-
-cudaStream_t handle_of(Stream stream) { return static_cast<cudaStream_t>(stream.handle); }
 
 constexpr std::size_t round_up(std::size_t value, std::size_t step) { return (value + step - 1) / step * step; }
 
@@ -79,6 +50,8 @@ const VirtualMemory& virtual_memory() {
     static const VirtualMemory calls;
     return calls;
 }
+
+using harness::check;  // which the overload would hide
 
 void check(CUresult code, const char* call) {
     if (code != CUDA_SUCCESS)

@@ -1,5 +1,6 @@
-// Answers for harness/gpu.h in a build without the CUDA part.
+// Answers for harness/gpu.h and gpu_probes.h in a build without the CUDA part.
 #include "harness/gpu.h"
+#include "harness/gpu_probes.h"
 
 namespace sparsemla::harness {
 namespace {
@@ -45,5 +46,10 @@ GpuGraph& GpuGraph::operator=(GpuGraph&&) noexcept = default;
 GpuGraph::~GpuGraph() = default;
 void GpuGraph::replay(Stream) const { refuse(); }
 double GpuGraph::time_us(const GpuStream&, int) const { refuse(); }
+
+void copy_on(Device device, Stream, void*, const void*, std::size_t) { refuse(device); }
+void read_on(Device device, Stream, const void*, std::size_t) { refuse(device); }
+void empty_on(Device device, Stream) { refuse(device); }
+GpuClocks measure_clocks(Device device) { refuse(device); }
 
 }  // namespace sparsemla::harness

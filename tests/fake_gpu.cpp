@@ -1,5 +1,6 @@
-// harness/gpu.h in host memory, for tests that mirror steps without a GPU. Linked into a test, it takes the place of
-// the harness's own. Guarded buffers lie between pages that nobody may touch, as on a GPU.
+// harness/gpu.h and gpu_probes.h in host memory, for tests that mirror steps or time decodes without a GPU. Linked into
+// a test, it takes the place of the harness's own. Guarded buffers lie between pages that nobody may touch, as on a
+// GPU.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -9,6 +10,7 @@
 #include <stdexcept>
 
 #include "harness/gpu.h"
+#include "harness/gpu_probes.h"
 
 namespace sparsemla::harness {
 namespace {
@@ -100,5 +102,25 @@ double GpuStream::time_us(const std::function<void(Stream)>& work) const {
     work({});
     return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
 }
+
+/// A CPU's work has no stream to be captured from: every replay does it again.
+struct GpuGraph::Handle {
+    std::function<void(Stream)> work;
+};
+GpuGraph::GpuGraph(const GpuStream&, const std::function<void(Stream)>& work) : handle_(new Handle{work}) {}
+GpuGraph::GpuGraph(GpuGraph&&) noexcept = default;
+GpuGraph& GpuGraph::operator=(GpuGraph&&) noexcept = default;
+GpuGraph::~GpuGraph() = default;
+void GpuGraph::replay(Stream stream) const { handle_->work(stream); }
+double GpuGraph::time_us(const GpuStream& stream, int replays) const {
+    return stream.time_us([&](Stream on) {
+        for (int i = 0; i < replays; ++i) replay(on);
+    }) / replays;
+}
+
+void copy_on(Device, Stream, void* to, const void* from, std::size_t bytes) { std::memcpy(to, from, bytes); }
+void read_on(Device, Stream, const void*, std::size_t) {}
+void empty_on(Device, Stream) {}
+GpuClocks measure_clocks(Device) { return {}; }
 
 }  // namespace sparsemla::harness

@@ -7,6 +7,7 @@
 #include <numeric>
 #include <vector>
 
+#include "harness/gpu_probes.h"
 #include "harness/gpu_step.h"
 #include "sparsemla/device.h"
 
@@ -164,6 +165,28 @@ TEST_F(Gpu, AFailedCaptureLeavesTheStreamUsable) {
     EXPECT_THROW(GpuGraph(stream, fails), Error);
     buffer.fill(2, stream.stream());
     EXPECT_NO_THROW(stream.synchronize());
+}
+
+TEST_F(Gpu, ProbesRunOnAStreamAndInAGraph) {
+    constexpr std::size_t bytes = 4 << 20;
+    const std::vector<std::uint8_t> data = pattern(bytes);
+    GpuBuffer from(gpu, bytes), to(gpu, bytes);
+    from.upload(data.data(), bytes);
+    to.fill(0);
+    const GpuStream stream(gpu);
+    read_on(gpu, stream.stream(), from.data(), bytes);
+    copy_on(gpu, stream.stream(), to.data() + 16, from.data(), bytes - 16);
+    stream.synchronize();
+    std::vector<std::uint8_t> held(bytes);
+    to.download(held.data(), bytes - 16, 16);
+    EXPECT_TRUE(std::equal(held.begin(), held.end() - 16, data.begin()));
+    const GpuGraph chain(stream, [](Stream on) {
+        for (int i = 0; i < 100; ++i) empty_on(gpu, on);
+    });
+    EXPECT_GT(chain.time_us(stream), 10.0);
+    const GpuClocks clocks = measure_clocks(gpu);
+    EXPECT_GT(clocks.sm_mhz, 100.0);
+    EXPECT_GT(clocks.largest_memory_mhz, 100.0);
 }
 
 }  // namespace

@@ -1,0 +1,76 @@
+// Times decode on a GPU as it runs in a model: a graph of calls that depend on each other, cold (every call reads
+// records that the caches do not hold) or warm (one call repeated).
+//
+// Cold: each call has a slots list of its own, of records that are next in the order of a RecordPool: a record comes
+// back after more than a gigabyte of others. Before each timed replay the L2 is evicted (by reading, so that nothing is
+// left to be written back), then the lists, counts, sinks and query are written anew, as a model's kernels before would
+// have done, and one more call runs untimed. Lists of late calls may be gone from the L2 again when a replay reads more
+// than it holds; they are under 1 % of the bytes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "harness/spread.h"
+#include "sparsemla/decode.h"
+
+namespace sparsemla::harness {
+
+struct ChainSource {
+    Record record = Record::fp8_576;  ///< a flat fp8 one
+    std::int64_t width = 2048;
+    std::int64_t active = 2048;  ///< the count of every row; what follows in its list is absent
+
+    friend bool operator==(const ChainSource&, const ChainSource&) = default;
+};
+
+/// The size of a decode step with E4M3 queries.
+struct ChainShape {
+    std::int64_t rows = 1;
+    std::int64_t heads = 16;
+    std::vector<ChainSource> sources{};
+    bool sinks = false;
+
+    Problem problem(Device device) const;
+    double record_bytes() const;  ///< of the active columns
+    double operations() const;    ///< multiplications and additions of Q*K and P*V
+};
+
+struct GpuLimits {
+    double copy_bytes_per_s = 0;  ///< of a large copy within the device, bytes read plus bytes written
+    double empty_launch_us = 0;   ///< from one empty kernel to the next, in a graph, with programmatic edges
+};
+
+struct TimerSizes {
+    std::int64_t records = std::int64_t{1} << 21;      ///< of each pool: over a gigabyte
+    std::size_t evict_bytes = std::size_t{512} << 20;  ///< several times any L2
+    std::size_t copy_bytes = std::size_t{1} << 30;     ///< of the copy that measures the rate
+};
+
+class DecodeTimer {
+   public:
+    explicit DecodeTimer(Device device, const TimerSizes& sizes = {});
+    DecodeTimer(DecodeTimer&&) noexcept;
+    DecodeTimer& operator=(DecodeTimer&&) noexcept;
+    ~DecodeTimer();
+
+    GpuLimits measure_limits() const;
+
+    /// Makes the inputs of a step, with a list for each of `calls` calls of a graph and the untimed one.
+    void load(const ChainShape& shape, int calls);
+    /// Arguments of a call of the loaded step: 0 .. calls - 1, or `calls` for the untimed one. On the device.
+    DecodeArgs args(int call) const;
+
+    /// Microseconds a call, over `repeats` replays of a graph. The plan is one of the loaded step's problem. Throws
+    /// Error(device) where a call left something unwritten or NaN.
+    Spread cold(const Plan& plan, int repeats);
+    Spread warm(const Plan& plan, int calls, int repeats);
+
+   private:
+    struct Parts;
+    std::unique_ptr<Parts> parts_;
+};
+
+}  // namespace sparsemla::harness

@@ -1,0 +1,140 @@
+#include "harness/latency_suite.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+namespace sparsemla::harness {
+namespace {
+
+ChainShape flat(std::int64_t heads, std::int64_t rows, std::int64_t active) {
+    return {.rows = rows,
+            .heads = heads,
+            .sources = {{.record = Record::fp8_576, .width = 2048, .active = active}},
+            .sinks = false};
+}
+
+/// A sliding window of 128, and a compressed cache beside it if `extra` is not 0.
+ChainShape window(std::int64_t heads, std::int64_t rows, std::int64_t extra) {
+    ChainShape shape{.rows = rows,
+                     .heads = heads,
+                     .sources = {{.record = Record::fp8_512, .width = 128, .active = 128}},
+                     .sinks = extra != 0};
+    if (extra != 0) shape.sources.push_back({.record = Record::fp8_512, .width = extra, .active = extra});
+    return shape;
+}
+
+void add_goals(std::vector<LatencyShape>& list) {
+    const auto add = [&](const ChainShape& shape, double goal_us) {
+        list.push_back({.name = "goal/" + label(shape), .shape = shape, .goal_us = goal_us, .series = {}});
+    };
+    add(flat(96, 5, 256), 4.0);
+    add(flat(96, 10, 256), 5.5);
+    add(flat(16, 1, 2048), 6);
+    add(flat(12, 5, 2048), 6.5);
+    add(flat(64, 1, 2048), 6);
+    add(flat(64, 5, 2048), 8);
+    add(flat(128, 8, 2048), 14);
+    add(window(16, 6, 512), 4.5);
+    add(window(16, 12, 512), 5);
+    add(window(16, 6, 0), 3.2);
+    add(flat(16, 1, 1), 2.2);
+}
+
+/// Flat fp8 records under a 128-head kernel, which 96 heads are padded to: the figure is the same for both.
+void add_large(std::vector<LatencyShape>& list) {
+    constexpr std::pair<std::int64_t, double> gb300[] = {{5, 17.7}, {20, 26.0}, {80, 51.0}, {160, 73.1}, {320, 113.6}};
+    for (const std::int64_t heads : {96, 128})
+        for (const auto& [rows, us] : gb300) {
+            const ChainShape shape = flat(heads, rows, 2048);
+            list.push_back({.name = "gb300/" + label(shape), .shape = shape, .gb300_us = us, .series = {}});
+        }
+}
+
+/// `series`: "rows, 16 heads"; its first word tells the names of steps apart that belong to two series.
+void add_series(std::vector<LatencyShape>& list, const std::string& series, const ChainShape& shape,
+                std::int64_t step) {
+    const std::string group = "cliff_" + series.substr(0, series.find(','));
+    list.push_back({.name = group + "/" + label(shape), .shape = shape, .series = series, .step = step});
+}
+
+bool same_layout(const Plan& a, const Plan& b) {
+    return a.schedule.splits == b.schedule.splits && a.tiling && b.tiling && a.tiling->heads == b.tiling->heads &&
+           a.tiling->stages == b.tiling->stages;
+}
+
+/// Both sides of every change of layout up to the most rows that run in one wave, and that number - 1, 0, + 1.
+std::set<std::int64_t> rows_around_boundaries(const DeviceSpec& device, const PlanOptions& options,
+                                              std::int64_t heads) {
+    const auto plan_of = [&](std::int64_t rows) {
+        return make_plan(flat(heads, rows, 2048).problem(device.device), device, options);
+    };
+    std::vector<Plan> plans;  // of 1, 2, ... rows
+    std::int64_t one_wave = 0;
+    const std::int64_t most_rows = 2 * std::int64_t{device.sms} + 2;
+    if (!supports(flat(heads, 1, 2048).problem(device.device), device, options)) return {};
+    for (std::int64_t rows = 1; rows <= most_rows; ++rows) {
+        plans.push_back(plan_of(rows));
+        if (waves(plans.back()) == 1) one_wave = rows;
+    }
+    std::set<std::int64_t> rows_to_time;
+    for (std::int64_t rows = 1; rows <= one_wave && rows < most_rows; ++rows)
+        if (!same_layout(plans[static_cast<std::size_t>(rows - 1)], plans[static_cast<std::size_t>(rows)]))
+            rows_to_time.insert({rows, rows + 1});
+    for (const std::int64_t rows : {one_wave - 1, one_wave, one_wave + 1})
+        if (one_wave > 0 && rows > 0) rows_to_time.insert(rows);
+    return rows_to_time;
+}
+
+void add_cliffs(std::vector<LatencyShape>& list, const DeviceSpec& device, const PlanOptions& options) {
+    for (const std::int64_t heads : {16, 64, 96})
+        for (const std::int64_t rows : rows_around_boundaries(device, options, heads))
+            add_series(list, "rows, " + std::to_string(heads) + " heads", flat(heads, rows, 2048), rows);
+    for (const std::int64_t heads : {15, 16, 17, 31, 32, 33, 63, 64, 65})
+        add_series(list, "heads, 5 rows", flat(heads, 5, 2048), heads);
+    for (const auto& [heads, rows] : {std::pair{96, 5}, std::pair{16, 1}})
+        for (const std::int64_t active : {63, 64, 65, 127, 128, 129, 1023, 1024, 1025})
+            add_series(list, "slots, " + std::to_string(heads) + " heads x " + std::to_string(rows) + " rows",
+                       flat(heads, rows, active), active);
+}
+
+}  // namespace
+
+std::string label(const ChainShape& shape) {
+    std::string records, lists;
+    for (const ChainSource& source : shape.sources) {
+        const RecordLayout& layout = layout_of(source.record);
+        records += (records.empty() ? "" : "+") + std::string(layout.name) + "_" + std::to_string(layout.record_bytes);
+        lists += (lists.empty() ? "" : "+") + std::to_string(source.active);
+        if (source.active != source.width) lists += "of" + std::to_string(source.width);
+    }
+    return records + "/h" + std::to_string(shape.heads) + "/r" + std::to_string(shape.rows) + "/" + lists +
+           (shape.sinks ? "/sinks" : "");
+}
+
+std::int64_t waves(const Plan& plan) {
+    if (!plan.tiling) return 0;
+    const std::int64_t tiles = (plan.problem.heads + plan.tiling->heads - 1) / plan.tiling->heads;
+    const std::int64_t resident = plan.device.resident_clusters[static_cast<std::size_t>(plan.schedule.splits - 1)];
+    return resident == 0 ? 0 : (plan.problem.rows * tiles + resident - 1) / resident;
+}
+
+std::vector<LatencyShape> latency_suite(const DeviceSpec& device, const PlanOptions& options) {
+    std::vector<LatencyShape> list;
+    add_goals(list);
+    add_large(list);
+    add_cliffs(list, device, options);
+    return list;
+}
+
+std::vector<CliffPair> cliff_pairs(const std::vector<LatencyShape>& shapes) {
+    std::vector<CliffPair> pairs;
+    for (std::size_t i = 0; i < shapes.size(); ++i)
+        for (std::size_t j = 0; j < shapes.size(); ++j)
+            if (!shapes[i].series.empty() && shapes[i].series == shapes[j].series &&
+                shapes[j].step == shapes[i].step + 1)
+                pairs.push_back({.before = i, .after = j});
+    return pairs;
+}
+
+}  // namespace sparsemla::harness
