@@ -1,0 +1,229 @@
+// cuda/device/exchange.cuh and the barriers of clusters: stores and bulk copies into other CTAs' shared memory, whose
+// arrival mbarriers count in bytes, in clusters of every size that decode_latency uses most.
+#include <algorithm>
+
+#include "cuda/device/copies.cuh"
+#include "cuda/device/exchange.cuh"
+#include "tests/cuda/on_device.h"
+
+namespace sparsemla::test {
+namespace {
+
+using device::SharedAddress;
+
+constexpr int max_cluster = 16;
+constexpr int threads = 128;
+constexpr int phases = 5;  // an odd number: parities 0 1 0 1 0
+
+class ExchangeDevice : public OnDevice, public testing::WithParamInterface<int> {
+   protected:
+    unsigned cluster() const { return static_cast<unsigned>(GetParam()); }
+
+    /// Three clusters of the kernel, or a skip where the GPU holds none of the size.
+    template <class... Args>
+    void run_clusters(void (*kernel)(Args...), std::size_t shared_bytes, const std::type_identity_t<Args>&... args) {
+        detail::allow_launches(kernel, shared_bytes, "a kernel of the tests");
+        run(kernel,
+            {.grid = dim3(clusters * cluster()),
+             .cluster = cluster(),
+             .threads = threads,
+             .shared_bytes = shared_bytes},
+            args...);
+    }
+
+    static constexpr unsigned clusters = 3;
+};
+
+/// What thread `thread` of CTA `from` sends to CTA `to` in a phase.
+__host__ __device__ inline float message(int cluster, int from, int to, int thread, int phase) {
+    return static_cast<float>((((cluster * 16 + from) * 16 + to) * phases + phase) * threads + thread);
+}
+
+/// An inbox of 16 bytes of each thread of each CTA, and the barrier that counts what comes.
+struct Inbox {
+    float4 values[max_cluster][threads];
+    std::uint64_t barrier;
+};
+
+__device__ inline void start_inbox(Inbox& inbox) {
+    if (threadIdx.x == 0) {
+        device::init_mbarrier(device::shared_address(&inbox.barrier), 1);
+        device::fence_mbarrier_init();
+    }
+    __syncwarp();
+    device::arrive_at_cluster();
+    device::wait_for_cluster();
+}
+
+/// Announces the phase's bytes, before or after the first of them come.
+__device__ inline void expect(Inbox& inbox, std::uint32_t bytes) {
+    if (threadIdx.x == 0) device::arrive_expecting(device::shared_address(&inbox.barrier), bytes);
+}
+
+/// Counts what differs from message() once the phase has ended, and ends it for the whole cluster.
+template <class Matches>
+__device__ void receive(Inbox& inbox, int cluster, int phase, std::uint32_t* failures, const Matches& matches) {
+    const int cta = static_cast<int>(device::cta_of_cluster());
+    device::wait_mbarrier(device::shared_address(&inbox.barrier), phase % 2);
+    for (int from = 0; from < cluster; ++from)
+        if (from != cta && !matches(inbox.values[from][threadIdx.x], from)) atomicAdd(failures, 1U);
+    __syncthreads();  // the next phase overwrites what all threads have read by now
+    device::arrive_at_cluster();
+    device::wait_for_cluster();
+}
+
+/// Every thread to every other CTA: 16 bytes, or 8 of them.
+template <bool kSixteen>
+__global__ void stores_kernel(int cluster, std::uint32_t* failures) {
+    extern __shared__ __align__(128) unsigned char shared[];
+    Inbox& inbox = *reinterpret_cast<Inbox*>(shared);
+    const int cta = static_cast<int>(device::cta_of_cluster()), thread = static_cast<int>(threadIdx.x);
+    const int index = static_cast<int>(device::cluster_of_grid_x());
+    start_inbox(inbox);
+    for (int phase = 0; phase < phases; ++phase) {
+        if (phase % 2 == 0) expect(inbox, (cluster - 1) * threads * (kSixteen ? 16 : 8));
+        const SharedAddress slot = device::shared_address(&inbox.values[cta][thread]);
+        const SharedAddress barrier = device::shared_address(&inbox.barrier);
+        for (int i = 1; i < cluster; ++i) {
+            const int to = (cta + i) % cluster;
+            const float value = message(index, cta, to, thread, phase);
+            if constexpr (kSixteen)
+                device::store_async(device::map_to_cta(slot, to), value, -value, value + 0.5F, 2.0F,
+                                    device::map_to_cta(barrier, to));
+            else
+                device::store_async(device::map_to_cta(slot, to), value, -value, device::map_to_cta(barrier, to));
+        }
+        if (phase % 2 != 0) expect(inbox, (cluster - 1) * threads * (kSixteen ? 16 : 8));
+        receive(inbox, cluster, phase, failures, [&](const float4& got, int from) {
+            const float value = message(index, from, cta, thread, phase);
+            return got.x == value && got.y == -value && (!kSixteen || (got.z == value + 0.5F && got.w == 2.0F));
+        });
+    }
+}
+
+/// Staged in this CTA's shared memory, then one bulk copy to each other CTA, of a length of its own.
+__global__ void bulk_kernel(int cluster, std::uint32_t* failures) {
+    extern __shared__ __align__(128) unsigned char shared[];
+    Inbox& inbox = *reinterpret_cast<Inbox*>(shared);
+    Inbox& staged = *(&inbox + 1);
+    const int cta = static_cast<int>(device::cta_of_cluster()), thread = static_cast<int>(threadIdx.x);
+    const int index = static_cast<int>(device::cluster_of_grid_x());
+    const auto bytes_to = [](int to) { return static_cast<std::uint32_t>(threads - 7 * to) * 16; };
+    start_inbox(inbox);
+    for (int phase = 0; phase < phases; ++phase) {
+        expect(inbox, (cluster - 1) * bytes_to(cta));
+        for (int to = 0; to < cluster; ++to)
+            staged.values[to][thread] = {message(index, cta, to, thread, phase), 1.0F, 2.0F, 3.0F};
+        device::fence_async_proxy();
+        __syncthreads();
+        if (thread < cluster && thread != cta)
+            device::copy_bulk_to_cta(device::map_to_cta(device::shared_address(inbox.values[cta]), thread),
+                                     device::shared_address(staged.values[thread]), bytes_to(thread),
+                                     device::map_to_cta(device::shared_address(&inbox.barrier), thread));
+        // The phase's end is also the end of reading `staged`: the cluster barrier follows all arrivals.
+        receive(inbox, cluster, phase, failures, [&](const float4& got, int from) {
+            if (thread * 16 >= static_cast<int>(bytes_to(cta))) return true;
+            return got.x == message(index, from, cta, thread, phase) && got.y == 1.0F && got.w == 3.0F;
+        });
+    }
+}
+
+TEST_P(ExchangeDevice, SixteenBytesOfEveryThreadToEveryCta) {
+    const DeviceArray<std::uint32_t> failures(std::vector<std::uint32_t>{0});
+    run_clusters(stores_kernel<true>, sizeof(Inbox), GetParam(), failures.data());
+    EXPECT_EQ(failures.values()[0], 0U);
+}
+
+TEST_P(ExchangeDevice, EightBytesOfEveryThreadToEveryCta) {
+    const DeviceArray<std::uint32_t> failures(std::vector<std::uint32_t>{0});
+    run_clusters(stores_kernel<false>, sizeof(Inbox), GetParam(), failures.data());
+    EXPECT_EQ(failures.values()[0], 0U);
+}
+
+TEST_P(ExchangeDevice, BulkCopiesToEveryCta) {
+    const DeviceArray<std::uint32_t> failures(std::vector<std::uint32_t>{0});
+    run_clusters(bulk_kernel, 2 * sizeof(Inbox), GetParam(), failures.data());
+    EXPECT_EQ(failures.values()[0], 0U);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+struct Place {
+    std::uint32_t cta, cluster, block;
+};
+
+__global__ void place_kernel(Place* places) {
+    if (threadIdx.x == 0) places[blockIdx.x] = {device::cta_of_cluster(), device::cluster_of_grid_x(), blockIdx.x};
+}
+
+TEST_P(ExchangeDevice, PlacesAreNumberedAlongX) {
+    const DeviceArray<Place> places(clusters * cluster());
+    run_clusters(place_kernel, 0, places.data());
+    for (const Place& place : places.values()) {
+        EXPECT_EQ(place.cta, place.block % cluster());
+        EXPECT_EQ(place.cluster, place.block / cluster());
+    }
+}
+
+/// CTAs arrive at very different times; nobody may pass before the last one. Counts who did.
+__global__ void barrier_kernel(int cluster, std::uint32_t* arrived, std::uint32_t* failures) {
+    const int cta = static_cast<int>(device::cta_of_cluster());
+    std::uint32_t* const mine = arrived + device::cluster_of_grid_x();
+    for (int round = 1; round <= 4; ++round) {
+        spin(20000LL * ((cta * 5 + round) % cluster));
+        if (threadIdx.x == 0) {
+            atomicAdd(mine, 1U);
+            __threadfence();
+        }
+        __syncthreads();
+        device::arrive_at_cluster();
+        device::wait_for_cluster();
+        const std::uint32_t seen = atomicAdd(mine, 0U);
+        if (seen < static_cast<std::uint32_t>(round * cluster)) atomicAdd(failures, 1U);
+        __syncthreads();  // all have looked before anyone counts for the next round
+        device::arrive_at_cluster();
+        device::wait_for_cluster();
+    }
+}
+
+TEST_P(ExchangeDevice, NobodyPassesAClusterBarrierEarly) {
+    const DeviceArray<std::uint32_t> arrived(std::vector<std::uint32_t>(clusters, 0));
+    const DeviceArray<std::uint32_t> failures(std::vector<std::uint32_t>{0});
+    run_clusters(barrier_kernel, 0, GetParam(), arrived.data(), failures.data());
+    EXPECT_EQ(failures.values()[0], 0U);
+    EXPECT_EQ(arrived.values(), std::vector<std::uint32_t>(clusters, 4 * cluster()));
+}
+
+INSTANTIATE_TEST_SUITE_P(Clusters, ExchangeDevice, testing::Values(2, 3, 4, 8, 16),
+                         [](const auto& info) { return "Of" + std::to_string(info.param); });
+
+// ---------------------------------------------------------------------------------------------------------------------
+class BarrierDevice : public OnDevice {};
+
+/// Phases of an mbarrier as one CTA sees them: [before, without its bytes, after them] of two phases.
+__global__ void phases_kernel(std::uint32_t* seen) {
+    __shared__ __align__(16) float4 inbox;
+    __shared__ std::uint64_t memory;
+    const SharedAddress barrier = device::shared_address(&memory);
+    device::init_mbarrier(barrier, 1);
+    device::fence_mbarrier_init();
+    for (std::uint32_t phase = 0; phase < 2; ++phase) {
+        *seen++ = device::mbarrier_phase_ended(barrier, phase) ? 1 : 0;
+        device::arrive_expecting(barrier, 16);
+        *seen++ = device::mbarrier_phase_ended(barrier, phase) ? 1 : 0;
+        device::store_async(device::map_to_cta(device::shared_address(&inbox), 0), 1, 2, 3, 4,
+                            device::map_to_cta(barrier, 0));
+        device::wait_mbarrier(barrier, phase);
+        *seen++ = device::mbarrier_phase_ended(barrier, phase) ? 1 : 0;
+        *seen++ = inbox.w == 4 ? 1 : 0;
+        inbox.w = 0;
+    }
+}
+
+TEST_F(BarrierDevice, APhaseEndsWithItsBytes) {
+    const DeviceArray<std::uint32_t> seen(8);
+    run(phases_kernel, {.threads = 1}, seen.data());
+    EXPECT_EQ(seen.values(), (std::vector<std::uint32_t>{0, 0, 1, 1, 0, 0, 1, 1}));
+}
+
+}  // namespace
+}  // namespace sparsemla::test
