@@ -1,0 +1,349 @@
+// What decode_latency would launch, without a GPU: grid, clusters and shared memory of every problem on GPUs that only
+// a DeviceSpec describes, and what it refuses.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "gpu.h"
+#include "harness/problems.h"
+#include "latency_layout.h"
+#include "latency_plan.h"
+#include "tests/hopper.h"
+
+namespace sparsemla {
+namespace {
+
+namespace latency = detail::latency;
+using detail::LaunchShape;
+
+constexpr std::int64_t max_grid_x = std::numeric_limits<std::int32_t>::max();
+constexpr int max_grid_y = 65535;
+
+DeviceSpec h200() {
+    DeviceSpec spec = test::hopper();
+    spec.resident_clusters = {132, 66, 43, 30, 24, 21, 16, 15, 14, 12, 8, 8, 8, 8, 7, 7};
+    return spec;
+}
+
+/// Fewer SMs, and no cluster of more than 12 CTAs.
+DeviceSpec h20() {
+    DeviceSpec spec = test::hopper("NVIDIA H20");
+    spec.sms = 78;
+    spec.resident_clusters = {78, 39, 24, 18, 14, 12, 9, 8, 8, 7, 6, 5, 0, 0, 0, 0};
+    return spec;
+}
+
+std::vector<DeviceSpec> devices() { return {h200(), h20()}; }
+
+Problem problem_of(std::int64_t rows, std::int64_t heads, const std::vector<std::int64_t>& widths,
+                   Record record = Record::fp8_576) {
+    Problem problem{.rows = rows, .heads = heads, .sources = {}, .device = {Device::Kind::cuda, 0}};
+    for (const std::int64_t width : widths) problem.sources.push_back({.record = record, .width = width});
+    return problem;
+}
+
+class LatencyLaunch : public testing::Test {
+   protected:
+    void SetUp() override {
+        if (!detail::gpu_built()) GTEST_SKIP() << "this build has no CUDA part";
+    }
+};
+
+bool is_tile(int heads) {
+    return std::find(std::begin(latency::head_tiles), std::end(latency::head_tiles), heads) !=
+           std::end(latency::head_tiles);
+}
+
+/// Of a plan, whatever the number of rows.
+void expect_shape(const Plan& plan, const LaunchShape& shape, std::int64_t rows) {
+    const DeviceSpec& device = plan.device;
+    EXPECT_EQ(shape.cluster, plan.schedule.splits);
+    EXPECT_GE(shape.cluster, 1);
+    ASSERT_LE(shape.cluster, 16);
+    EXPECT_GE(device.resident_clusters[static_cast<std::size_t>(shape.cluster - 1)], 1);
+
+    EXPECT_EQ(shape.grid_x, rows * shape.cluster);
+    EXPECT_LE(shape.grid_x, max_grid_x);
+    EXPECT_GE(shape.grid_y, 1);
+    EXPECT_LE(shape.grid_y, max_grid_y);
+    const std::int64_t tile = plan.tiling->heads;
+    EXPECT_GE(shape.grid_y * tile, plan.problem.heads) << "heads without a CTA";
+    EXPECT_LT((shape.grid_y - 1) * tile, std::max<std::int64_t>(plan.problem.heads, 1)) << "a CTA without heads";
+
+    EXPECT_EQ(shape.threads, latency::threads);
+    EXPECT_LE(shape.threads, 1024);
+    EXPECT_LE(shape.shared_bytes, static_cast<std::size_t>(device.shared_memory_bytes));
+    const std::size_t records = std::size_t{latency::chunk} * static_cast<std::size_t>(d_qk(plan.problem));
+    EXPECT_GE(shape.shared_bytes, static_cast<std::size_t>(plan.tiling->stages) * records);
+}
+
+/// More clusters than fit at once are named, and only they.
+void expect_waves(const Plan& plan, const LaunchShape& shape) {
+    const std::int64_t clusters = plan.problem.rows * shape.grid_y;
+    const std::int64_t resident = plan.device.resident_clusters[static_cast<std::size_t>(shape.cluster - 1)];
+    const std::int64_t waves = (clusters + resident - 1) / resident;
+    const bool named = plan.reason.find("waves") != std::string::npos;
+    EXPECT_EQ(named, waves > 1) << plan.reason;
+    if (waves <= 1) return;
+    EXPECT_NE(plan.reason.find("in " + std::to_string(waves) + " waves"), std::string::npos) << plan.reason;
+}
+
+void expect_launchable(const Plan& plan) {
+    SCOPED_TRACE(plan.describe());
+    ASSERT_EQ(plan.schedule.kernel, "decode_latency");
+    ASSERT_TRUE(plan.tiling.has_value());
+    EXPECT_TRUE(is_tile(plan.tiling->heads)) << plan.tiling->heads;
+    EXPECT_GE(plan.tiling->stages, 1);
+    EXPECT_LE(plan.tiling->stages, latency::max_stages);
+    EXPECT_EQ(plan.schedule.chunk, latency::chunk);
+    EXPECT_EQ(plan.schedule.columns, ColumnRule::round_robin);
+    EXPECT_EQ(plan.schedule.row_capacity, plan.problem.rows);
+    const std::int64_t capacity = plan.problem.rows;
+    for (const std::int64_t rows : {std::int64_t{0}, std::min<std::int64_t>(1, capacity), capacity / 2, capacity})
+        ASSERT_NO_FATAL_FAILURE(expect_shape(plan, detail::latency_launch(plan, rows), rows));
+    expect_waves(plan, detail::latency_launch(plan, capacity));
+}
+
+/// The problem of a recipe on a GPU; `flat`: over flat records of the same width and d_qk.
+Problem problem_of(const harness::Recipe& recipe, bool flat) {
+    Problem problem{.rows = recipe.rows, .heads = recipe.heads, .query_dtype = recipe.query_dtype, .sources = {}};
+    for (const harness::SourceRecipe& source : recipe.sources) {
+        SourceProblem planned{source.record, source.form, source.split_rope, source.width, 0};
+        if (flat)
+            planned = {.record = layout_of(source.record).d_qk() == 576 ? Record::fp8_576 : Record::fp8_512,
+                       .width = source.width};
+        problem.sources.push_back(planned);
+    }
+    problem.sinks = recipe.sinks;
+    problem.lse_base = recipe.lse_base;
+    problem.device = {Device::Kind::cuda, 0};
+    return problem;
+}
+
+TEST_F(LatencyLaunch, EveryProblemOfTheList) {
+    for (const DeviceSpec& device : devices())
+        for (const harness::NamedRecipe& named : harness::problems()) {
+            SCOPED_TRACE(named.name + " on " + device.name);
+            const auto refused = refusal(problem_of(named.recipe, false), device);
+            const bool taken = std::ranges::all_of(named.recipe.sources, [](const harness::SourceRecipe& source) {
+                return source.record == Record::fp8_576 || source.record == Record::fp8_512;
+            });
+            EXPECT_EQ(refused.has_value(), !taken) << refused.value_or("");
+            if (refused) {
+                EXPECT_NE(refused->find(".record must be fp8 of 576 or 512"), std::string::npos) << *refused;
+            }
+            expect_launchable(make_plan(problem_of(named.recipe, true), device));
+            if (HasFailure()) return;
+        }
+}
+
+TEST_F(LatencyLaunch, EveryNumberOfHeadsWithManyRowsAndWidths) {
+    for (const DeviceSpec& device : devices())
+        for (std::int64_t heads = 0; heads <= max_heads; ++heads)
+            for (const std::int64_t rows : {0, 1, 2, 3, 5, 8, 16, 33, 131, 132, 133, 660, 1000, 5000})
+                for (const std::int64_t width : {0, 1, 64, 65, 128, 640, 2048, 2049, 100'000}) {
+                    const Record record = (heads + rows) % 2 == 0 ? Record::fp8_576 : Record::fp8_512;
+                    expect_launchable(make_plan(problem_of(rows, heads, {width}, record), device));
+                    if (HasFailure()) return;
+                }
+}
+
+TEST_F(LatencyLaunch, EveryNumberOfRows) {
+    for (const DeviceSpec& device : devices())
+        for (std::int64_t rows = 0; rows <= 5000; ++rows) {
+            expect_launchable(make_plan(problem_of(rows, 1 + rows * 7 % 128, {128, 512}, Record::fp8_512), device));
+            if (HasFailure()) return;
+        }
+}
+
+TEST_F(LatencyLaunch, APlanIsAFunctionOfItsInput) {
+    for (const DeviceSpec& device : devices())
+        for (const std::int64_t rows : {1, 5, 17, 1000})
+            for (const std::int64_t heads : {1, 16, 96, 128}) {
+                const Problem problem = problem_of(rows, heads, {2048});
+                const Plan first = make_plan(problem, device);
+                const LaunchShape shape = detail::latency_launch(first, rows);
+                for (int repeat = 0; repeat < 3; ++repeat) {
+                    const Plan again = make_plan(problem, device);
+                    EXPECT_EQ(again.describe(), first.describe());
+                    EXPECT_EQ(again.schedule, first.schedule);
+                    EXPECT_EQ(*again.tiling, *first.tiling);
+                    EXPECT_EQ(detail::latency_launch(again, rows).shared_bytes, shape.shared_bytes);
+                }
+            }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+bool bulk_fits(int heads, int stages, int of_d_qk) {
+    return latency::units * heads / 8 * latency::quad_bytes <= stages * latency::chunk * latency::record_pitch(of_d_qk);
+}
+
+/// Honoured to the letter, or refused with the option's name.
+void expect_honoured(const Problem& problem, const DeviceSpec& device, const PlanOptions& options) {
+    SCOPED_TRACE("splits " + std::to_string(*options.splits) + ", tile_heads " + std::to_string(*options.tile_heads) +
+                 ", stages " + std::to_string(*options.stages) + ", " + std::string(name(*options.transport)));
+    const bool resident = device.resident_clusters[static_cast<std::size_t>(*options.splits - 1)] > 0;
+    const bool bulk = *options.transport == Transport::bulk;
+    const bool bulk_refused = bulk && !bulk_fits(*options.tile_heads, *options.stages, static_cast<int>(d_qk(problem)));
+    if (const auto refused = refusal(problem, device, options)) {
+        const auto says = [&](const char* what) { return refused->find(what) != std::string::npos; };
+        if (!resident)
+            EXPECT_TRUE(says("splits must be a cluster size")) << *refused;
+        else if (says("transport must be"))
+            EXPECT_TRUE(bulk_refused) << *refused;
+        else
+            EXPECT_TRUE(says("tile_heads and stages must be") && says("shared memory")) << *refused;
+        return;
+    }
+    EXPECT_TRUE(resident);
+    EXPECT_FALSE(bulk_refused);
+    const Plan plan = make_plan(problem, device, options);
+    expect_launchable(plan);
+    EXPECT_EQ(plan.schedule.splits, *options.splits);
+    EXPECT_EQ(*plan.tiling, (Tiling{.heads = *options.tile_heads,
+                                    .stages = *options.stages,
+                                    .transport = *options.transport,
+                                    .trigger = *options.trigger}));
+}
+
+TEST_F(LatencyLaunch, ForcedTilingsAreHonouredOrRefusedByName) {
+    int number = 0;
+    for (const DeviceSpec& device : devices())
+        for (const Record record : {Record::fp8_576, Record::fp8_512})
+            for (int splits = 1; splits <= latency::max_splits; ++splits)
+                for (const int tile : latency::head_tiles)
+                    for (int stages = 1; stages <= latency::max_stages; ++stages)
+                        for (const Transport transport : {Transport::stores, Transport::bulk}) {
+                            const Trigger trigger = static_cast<Trigger>(++number % 3);
+                            const Problem problem = problem_of(1 + number % 40, 1 + number % 128, {2048}, record);
+                            expect_honoured(problem, device,
+                                            {.splits = splits,
+                                             .tile_heads = tile,
+                                             .stages = stages,
+                                             .transport = transport,
+                                             .trigger = trigger});
+                            if (HasFailure()) return;
+                        }
+}
+
+// One of each at least: the test above would pass if everything were refused.
+TEST_F(LatencyLaunch, EveryTileTransportAndTriggerIsTakenSomewhere) {
+    const Problem problem = problem_of(2, 64, {2048});
+    for (const int tile : latency::head_tiles) EXPECT_EQ(refusal(problem, h200(), {.tile_heads = tile}), std::nullopt);
+    for (int splits = 1; splits <= latency::max_splits; ++splits)
+        EXPECT_EQ(refusal(problem, h200(), {.splits = splits}), std::nullopt);
+    for (int stages = 1; stages <= latency::max_stages; ++stages)
+        EXPECT_EQ(refusal(problem, h200(), {.tile_heads = 16, .stages = stages}), std::nullopt);
+    for (const Transport transport : {Transport::stores, Transport::bulk})
+        EXPECT_EQ(refusal(problem, h200(), {.tile_heads = 16, .transport = transport}), std::nullopt);
+    for (const Trigger trigger : {Trigger::start, Trigger::loaded, Trigger::end})
+        EXPECT_EQ(refusal(problem, h200(), {.trigger = trigger}), std::nullopt);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+void expect_refused(const Problem& problem, const DeviceSpec& device, const PlanOptions& options,
+                    const std::string& text) {
+    const auto refused = refusal(problem, device, options);
+    ASSERT_TRUE(refused.has_value()) << text;
+    EXPECT_NE(refused->find(text), std::string::npos) << *refused << "\n  instead of: " << text;
+}
+
+TEST_F(LatencyLaunch, RefusalsNameTheirReason) {
+    const Problem good = problem_of(5, 96, {2048});
+    const DeviceSpec gpu = h200();
+    for (const RecordLayout& layout : record_layouts) {
+        if (layout.takes_k_scale) continue;
+        Problem other = good;
+        other.sources[0] = {.record = layout.record, .form = layout.default_form(), .width = 64};
+        expect_refused(other, gpu, {}, "sources[0].record must be fp8 of 576 or 512 bytes, got");
+    }
+    expect_refused(problem_of(1, 1, {max_grid_x}), gpu, {}, "sources[0].width must be 0 .. ");
+    expect_refused(problem_of(1, 1, {64, max_grid_x}), gpu, {}, "sources[1].width must be 0 .. ");
+    expect_refused(problem_of(max_grid_x, 1, {2048}), gpu, {.splits = 2}, "rows must be 0 .. 1073741823 with 2 splits");
+    expect_refused(problem_of(max_grid_x, 1, {2048}), gpu, {.splits = 16}, "rows must be 0 .. 134217727 with 16");
+    expect_refused(good, gpu, {.p_format = PFormat::bf16}, "p_format must be f16 or e4m3, got");
+    expect_refused(good, gpu, {.p_scale = 65536.0F}, "p_scale must be 2^-16 .. 32768 with");
+    expect_refused(good, gpu, {.p_format = PFormat::e4m3, .p_scale = 449.0F}, "p_scale must be 2^-16 .. 448 with");
+    expect_refused(good, gpu, {.anchor = Anchor::row_max}, "anchor must be split_running_max, got row_max");
+    expect_refused(good, gpu, {.columns = ColumnRule::blocks}, "columns must be round_robin, got blocks");
+    expect_refused(good, gpu, {.chunk = 32}, "chunk must be 64, got 32");
+    for (const int splits : {-1, 0, 17}) expect_refused(good, gpu, {.splits = splits}, "splits must be 1 .. 16, got");
+    for (const int stages : {-1, 0, latency::max_stages + 1})
+        expect_refused(good, gpu, {.stages = stages}, "stages must be 1 .. ");
+    for (const int tile : {-16, 0, 8, 17, 128})
+        expect_refused(good, gpu, {.tile_heads = tile}, "tile_heads must be 16");
+}
+
+TEST_F(LatencyLaunch, RefusalsOfDevices) {
+    const Problem good = problem_of(5, 96, {2048});
+    for (const int capability : {0, 80, 89, 100, 120}) {
+        DeviceSpec other = h200();
+        other.capability = capability;
+        expect_refused(good, other, {}, "compute capability must be 9.0");
+    }
+    expect_refused(good, h20(), {.splits = 13}, "splits must be a cluster size that the device can hold, got 13");
+    DeviceSpec small = h200();
+    small.shared_memory_bytes = 48 << 10;
+    expect_refused(good, small, {}, "a CTA needs at most 49152 bytes of shared memory");
+    DeviceSpec none = h200();
+    none.resident_clusters = {};
+    expect_refused(good, none, {}, "splits must be a cluster size that the device can hold");
+    // Clusters of one CTA are enough.
+    none.resident_clusters[0] = 132;
+    expect_launchable(make_plan(good, none));
+}
+
+// Without room for the chosen layout, a smaller one.
+TEST_F(LatencyLaunch, ShrinksToTheSharedMemory) {
+    for (std::int64_t kib = 227; kib >= 64; --kib) {
+        DeviceSpec device = h200();
+        device.shared_memory_bytes = kib << 10;
+        for (const std::int64_t heads : {16, 64, 128}) {
+            const Problem problem = problem_of(4, heads, {2048});
+            if (supports(problem, device)) expect_launchable(make_plan(problem, device));
+        }
+    }
+    DeviceSpec device = h200();
+    device.shared_memory_bytes = 100 << 10;
+    EXPECT_TRUE(supports(problem_of(4, 128, {2048}), device));
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+TEST(LatencyLayout, UnitsCoverTheOutputAndOwnersFollow) {
+    for (int splits = 1; splits <= latency::max_splits; ++splits) {
+        const int per_cta = latency::units_of_cta(splits);
+        EXPECT_GE(splits * per_cta, latency::units) << splits;
+        EXPECT_LT((per_cta - 1) * splits, latency::units) << splits << ": fewer would do";
+        const std::uint32_t multiplier =
+            (65536U + static_cast<std::uint32_t>(per_cta) - 1) / static_cast<std::uint32_t>(per_cta);
+        for (int unit = 0; unit < latency::units; ++unit) {
+            EXPECT_EQ(static_cast<std::uint32_t>(unit) * multiplier >> 16, static_cast<std::uint32_t>(unit / per_cta))
+                << "unit " << unit << " of " << splits << " splits";
+            EXPECT_LT(unit / per_cta, splits);
+        }
+    }
+}
+
+TEST(LatencyLayout, PartsOfSharedMemoryLieInOrder) {
+    for (const int heads : latency::head_tiles)
+        for (const int d_qk : {512, 576})
+            for (int splits = 1; splits <= latency::max_splits; ++splits)
+                for (int stages = 1; stages <= latency::max_stages; ++stages) {
+                    const latency::SharedLayout layout = latency::shared_layout(heads, d_qk, splits, stages);
+                    EXPECT_LE(latency::small_shared_bytes(heads), layout.weights);
+                    EXPECT_LT(layout.weights, layout.query);
+                    EXPECT_LT(layout.query, layout.stages);
+                    EXPECT_EQ(layout.weights % 1024, 0U);  // 128-byte swizzle
+                    EXPECT_EQ(layout.query % 256, 0U);     // 32-byte swizzle
+                    EXPECT_EQ(layout.stages % 16, 0U);
+                    const int quads = splits * latency::units_of_cta(splits) * heads / 8;
+                    const auto inbox = splits == 1 ? 0 : static_cast<std::size_t>(quads * latency::quad_bytes);
+                    EXPECT_LE(layout.inbox + inbox, layout.stages) << "the inbox reaches into the records";
+                    EXPECT_EQ(layout.bytes - layout.stages,
+                              static_cast<std::size_t>(stages) * latency::chunk * latency::record_pitch(d_qk));
+                }
+}
+
+}  // namespace
+}  // namespace sparsemla
