@@ -7,9 +7,13 @@
 
 namespace sparsemla::detail::latency {
 
-inline constexpr int warpgroups = 2;
-inline constexpr int warps = 4 * warpgroups;
-inline constexpr int threads = 32 * warps;
+inline constexpr int warpgroups = 2;          ///< that multiply
+inline constexpr int warps = 4 * warpgroups;  ///< of them
+inline constexpr int gather_warps = 4;        ///< that bring records to shared memory, after those
+
+/// A CTA whose part of a row is one chunk at most has no gather warps: those that multiply gather it.
+constexpr int threads(bool one_chunk) { return 32 * (one_chunk ? warps : warps + gather_warps); }
+
 inline constexpr int chunk = 64;       ///< columns that a CTA takes at a time: the M of one wgmma
 inline constexpr int max_splits = 16;  ///< CTAs of a cluster
 inline constexpr int max_stages = 4;   ///< chunks under way to shared memory
@@ -17,7 +21,7 @@ inline constexpr int unit_dims = 16;   ///< dimensions of the output that a warp
 inline constexpr int units = 512 / unit_dims;
 inline constexpr int units_of_warp = units / warps;
 inline constexpr int quad_bytes = 512;  ///< 8 heads of a unit: 32 lanes of 4 floats
-inline constexpr int head_tiles[] = {16, 32, 64};
+inline constexpr int head_tiles[] = {16, 32};
 
 /// Bytes between two records in shared memory: 16 more than the record, so that 8 rows of 16 bytes meet all banks.
 constexpr int record_pitch(int d_qk) { return d_qk + 16; }
@@ -32,7 +36,9 @@ constexpr std::size_t round_up(std::size_t bytes, std::size_t to) { return (byte
 
 /// Barriers, masks, maxima, sums and weights: SmallShared of cuda/decode_latency.cuh.
 constexpr std::size_t small_shared_bytes(int heads) {
-    return round_up(16 + 8 * max_stages + std::size_t(heads) * 4 * (2 * max_splits + max_splits + 2), 1024);
+    return round_up(
+        16 + 16 * max_stages + 2 * warps * max_stages + std::size_t(heads) * 4 * (2 * max_splits + max_splits + 2),
+        1024);
 }
 
 /// Byte offsets in a CTA's shared memory. The inbox lies where query and partial scores were: peers write to it once

@@ -125,7 +125,7 @@ double expected_us(const Problem& problem, const DeviceSpec& device, const Layou
         int heads;
         double first_chunk_us, next_chunk_us, exchange_us;
     };
-    constexpr std::array<Cost, 3> costs = {{{16, 4.6, 1.9, 0.9}, {32, 5.6, 3.0, 2.6}, {64, 8.4, 6.5, 5.0}}};
+    constexpr std::array<Cost, 2> costs = {{{16, 3.9, 1.7, 2.0}, {32, 5.6, 2.1, 2.7}}};
     const Cost& cost = *std::ranges::find(costs, layout.heads, &Cost::heads);
     const std::int64_t chunks = std::max<std::int64_t>(1, (chunks_of(problem) + layout.splits - 1) / layout.splits);
     const double wave_us = cost.first_chunk_us + static_cast<double>(chunks - 1) * cost.next_chunk_us +
@@ -215,7 +215,7 @@ std::optional<std::string> refuse(const Problem& problem, const DeviceSpec& devi
     if (auto reason = refuse_range("splits", options.splits, 1, max_splits)) return reason;
     if (auto reason = refuse_range("stages", options.stages, 1, max_stages)) return reason;
     if (options.tile_heads && std::ranges::find(head_tiles, *options.tile_heads) == std::end(head_tiles))
-        return must_be("tile_heads", "16, 32 or 64", std::to_string(*options.tile_heads));
+        return must_be("tile_heads", "16 or 32", std::to_string(*options.tile_heads));
     const Choice choice = choose_layout(problem, device, options);
     if (!choice.layout) return choice.refusal;
     if (options.transport == Transport::bulk) {
@@ -258,12 +258,14 @@ void prepare(const Plan& plan, Memory, Stream) { prepare_latency(plan); }
 
 }  // namespace
 
+bool has_one_chunk(const Plan& plan) { return chunks_of(plan.problem) <= plan.schedule.splits; }
+
 LaunchShape latency_launch(const Plan& plan, std::int64_t rows) {
     const Layout layout{plan.schedule.splits, plan.tiling->heads, plan.tiling->stages};
     return {.grid_x = rows * layout.splits,
             .grid_y = tiles_of(plan.problem, layout.heads),
             .cluster = layout.splits,
-            .threads = threads,
+            .threads = threads(has_one_chunk(plan)),
             .shared_bytes = shared_of(plan.problem, layout).bytes};
 }
 

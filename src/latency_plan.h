@@ -17,6 +17,9 @@ struct LaunchShape {
     std::size_t shared_bytes = 0;
 };
 
+/// Every CTA's part of a row is one chunk at most.
+bool has_one_chunk(const Plan& plan);
+
 LaunchShape latency_launch(const Plan& plan, std::int64_t rows);
 
 }  // namespace sparsemla::detail

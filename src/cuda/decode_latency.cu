@@ -6,6 +6,8 @@
 //   exchange  maxima and sums to all CTAs, partial outputs to the CTA that merges those dimensions
 //   merge     in split order, one rounding
 // E4M3 codes become halves, which hold them exactly: products are exact and sums FP32.
+#include "cuda/decode_latency_chunk.cuh"
+#include "cuda/decode_latency_gather.cuh"
 #include "cuda/decode_latency_merge.cuh"
 #include "cuda/launch.h"
 
@@ -29,67 +31,50 @@ __device__ Place<T> place_of(const Params& params, unsigned char* shared) {
     return at;
 }
 
-/// Brings every line of the parameters into the constant cache at once; used one by one, each miss would be waited for.
-__device__ inline void prefetch(const Params& params) {
-    constexpr int line_words = 16;
-    constexpr int lines = (sizeof(Params) + 4 * line_words - 1) / (4 * line_words);
-    const int line = min(static_cast<int>(threadIdx.x), lines - 1);
-    const auto word = min(line * line_words, static_cast<int>(sizeof(Params) / 4 - 1));
-    asm volatile("" ::"r"(reinterpret_cast<const std::uint32_t*>(&params)[word]));
-}
-
-/// Before the dependency wait: nothing here reads global memory.
+/// Before the dependency wait: nothing here reads global memory. The whole CTA meets here once.
 template <class T>
 __device__ void set_up(const Params& params, const Place<T>& at) {
     if (threadIdx.x == 0) {
         init_mbarrier(at.stats_barrier(), 1);
         init_mbarrier(at.outputs_barrier(), 1);
+        for (int stage = 0; stage < params.stages; ++stage) {
+            init_mbarrier(at.full(stage), 33 * T::gatherers);  // each lane's copies, and the warp's mask
+            init_mbarrier(at.empty(stage), warps);
+        }
         fence_mbarrier_init();
     }
     if (params.trigger == Trigger::start) launch_dependent_grids();
+    __syncthreads();  // the barriers of the stages are ready
 }
 
-/// The chunks of a CTA on their way to shared memory: slots one chunk ahead of the copies, copies `stages` chunks ahead
-/// of their use. Every step commits one group of copies, an empty one at the end of the lists.
-template <class T>
-class Gather {
-   public:
-    __device__ Gather(const Params& params, const Place<T>& at) : params_(params), at_(at) {}
+/// Stages in turn: the number of a chunk's stage, and the phase of its barriers.
+struct Turn {
+    int stage = 0;
+    std::uint32_t parity = 0;
 
-    /// Takes a slot that was loaded before the counts were known; a guess that they prove wrong costs a second load.
-    __device__ void guess(int number, const std::int32_t* pointer) {
-        loaded_number_ = number;
-        slot_ = load_slot(pointer);
+    __device__ void advance(int stages) {
+        if (++stage < stages) return;
+        stage = 0;
+        parity ^= 1;
     }
-    __device__ void start(const Columns& columns) { next_ = columns.next(at_.split); }
-
-    __device__ void step(const Columns& columns, int stage) {
-        if (columns.has(next_)) {
-            if (loaded_number_ != next_) guess(next_, slot_pointer(params_, at_, next_));
-            gather_chunk(params_, at_, columns, slot_, next_, stage);
-            next_ = columns.next(next_ + at_.splits);
-            if (columns.has(next_)) guess(next_, slot_pointer(params_, at_, next_));
-        }
-        commit_copies();
-    }
-
-   private:
-    const Params& params_;
-    const Place<T>& at_;
-    int next_ = 0;
-    int loaded_number_ = -1;
-    int slot_ = -1;
 };
 
-/// Until the oldest of `stages` groups of copies has come.
-__device__ inline void wait_for_stage(int stages) {
-    switch (stages) {
-        case 1: wait_for_copies<0>(); break;
-        case 2: wait_for_copies<1>(); break;
-        case 3: wait_for_copies<2>(); break;
-        default: wait_for_copies<3>(); break;
+/// What the warps that gather do: all chunks of this CTA, as stages become free. Slots are loaded a chunk ahead; `slot`
+/// is that of the first chunk unless the counts say otherwise.
+template <class T>
+__device__ void gather_chunks(const Params& params, const Place<T>& at, const Columns& columns, int slot) {
+    Turn turn;
+    int number = columns.next(at.split);
+    if (number != at.split && columns.has(number)) slot = load_slot(slot_pointer(params, at, number));
+    for (bool first_round = true; columns.has(number);) {
+        if (!T::one_chunk && !first_round) wait_mbarrier(at.empty(turn.stage), turn.parity ^ 1);
+        gather_chunk(params, at, columns, slot, number, turn.stage);
+        if (T::one_chunk) return;
+        number = columns.next(number + at.splits);
+        if (columns.has(number)) slot = load_slot(slot_pointer(params, at, number));
+        turn.advance(params.stages);
+        first_round = first_round && turn.stage != 0;
     }
-    __syncthreads();
 }
 
 /// A CTA's sums over its chunks.
@@ -110,14 +95,22 @@ __device__ void weigh_chunk(const Params& params, const Place<T>& at, int stage,
         //@ scores
         store_scores(at, scores);
     }
-    __syncthreads();
+    sync_multipliers();
     //@ stored
     softmax(params, at, partial.factors.score, stage, partial.running);
     //@ softmax
     fence_async_proxy();
     load_values(at, stage, at.unit(1), values[1]);
-    __syncthreads();  // P is there
+    sync_multipliers();  // P is there
     //@ values
+}
+
+/// This warp reads the stage no more.
+template <class T>
+__device__ void leave_stage(const Place<T>& at, int stage) {
+    if (T::one_chunk) return;
+    __syncwarp();
+    if (at.lane == 0) arrive(at.empty(stage));
 }
 
 /// values of one chunk: one unit after the other, done(i) once unit i's sums are in registers.
@@ -132,6 +125,7 @@ __device__ void add_values(const Place<T>& at, int stage, bool first, Outputs<T>
         wait_for_mma<1>();
         pin(outputs[i - 1]);
         if (i + 1 < units_of_warp) load_values(at, stage, at.unit(i + 1), values[(i + 1) % 2]);
+        if (i + 2 == units_of_warp) leave_stage(at, stage);
         done(i - 1);
     }
     wait_for_mma<0>();
@@ -141,13 +135,14 @@ __device__ void add_values(const Place<T>& at, int stage, bool first, Outputs<T>
 
 /// All chunks of this CTA but for the values of the last one; returns its stage.
 template <class T>
-__device__ int add_chunks(const Params& params, const Place<T>& at, const Columns& columns, Gather<T>& gather,
-                          Partial<T>& partial, FragmentA (&values)[2][4], bool& first) {
+__device__ int add_chunks(const Params& params, const Place<T>& at, const Columns& columns, Partial<T>& partial,
+                          FragmentA (&values)[2][4], bool& first) {
     int number = columns.next(at.split);
     bool second = T::two_sources && columns.is_second(number);
     partial.factors = second ? factors_of(params, params.sources[1]) : factors_of(params, params.sources[0]);
-    for (int stage = 0;; stage = stage + 1 == params.stages ? 0 : stage + 1) {
-        wait_for_stage(params.stages);
+    for (Turn turn;; turn.advance(params.stages)) {
+        wait_mbarrier(at.full(turn.stage), turn.parity);
+        __syncwarp();
         //@ loaded
         if (params.trigger == Trigger::loaded) launch_dependent_grids();
         float source_factor = 1.0F;
@@ -157,14 +152,13 @@ __device__ int add_chunks(const Params& params, const Place<T>& at, const Column
             source_factor = partial.factors.values * reciprocal_approximate(factors.values);
             partial.factors = factors;
         }
-        weigh_chunk(params, at, stage, partial, values);
+        weigh_chunk(params, at, turn.stage, partial, values);
         if (!first) rescale_outputs<T>(at, partial.outputs, source_factor);
+        if (T::one_chunk) return turn.stage;
         number = columns.next(number + at.splits);
-        if (!columns.has(number)) return stage;
-        add_values<T>(at, stage, first, partial.outputs, values, [](int) {});
+        if (!columns.has(number)) return turn.stage;
+        add_values<T>(at, turn.stage, first, partial.outputs, values, [](int) {});
         first = false;
-        __syncthreads();  // nobody reads the stage any more
-        gather.step(columns, stage);
     }
 }
 
@@ -178,7 +172,7 @@ __device__ void write_alone(const Params& params, const Place<T>& at, const Colu
     }
     __syncwarp();
     weigh_splits(params, at, columns, true);
-    __syncthreads();
+    sync_multipliers();
     store_outputs<T>(params, at, partial.outputs);
     //@ alone
 }
@@ -192,7 +186,7 @@ __device__ void write_together(const Params& params, const Place<T>& at, const C
     __syncwarp();
     //@ stats
     weigh_splits(params, at, columns, at.split == 0);
-    __syncthreads();
+    sync_multipliers();
     wait_mbarrier(at.outputs_barrier(), 0);
     //@ arrived
     merge_units<T>(params, at, columns.splits);
@@ -229,17 +223,16 @@ __device__ Inputs<T> find_inputs(const Params& params, const Place<T>& at) {
     Inputs<T> inputs;
     inputs.counts[0] = count_of_row(params.sources[0], at.row);
     inputs.counts[1] = T::two_sources ? count_of_row(params.sources[1], at.row) : nullptr;
-    inputs.slot = slot_pointer(params, at, at.split);
-    inputs.query = QueryLoader<T>::pointer(params, at, 0);
+    inputs.slot = at.gathers() ? slot_pointer(params, at, at.split) : nullptr;
+    inputs.query = at.multiplies() ? QueryLoader<T>::pointer(params, at, 0) : nullptr;
     asm volatile("" : "+l"(inputs.counts[0]), "+l"(inputs.counts[1]), "+l"(inputs.slot), "+l"(inputs.query));
     asm volatile("" ::"l"(params.out), "l"(params.sinks), "r"(params.units_of_cta), "l"(params.lse_head_stride));
     return inputs;
 }
 
 template <class T>
-__global__ void __launch_bounds__(threads, 1) decode(const __grid_constant__ Params params) {
+__global__ void __launch_bounds__(threads(T::one_chunk), 1) decode(const __grid_constant__ Params params) {
     extern __shared__ __align__(1024) unsigned char shared[];
-    prefetch(params);
     const Place<T> at = place_of<T>(params, shared);
     set_up(params, at);
     const Inputs<T> inputs = find_inputs(params, at);
@@ -247,8 +240,7 @@ __global__ void __launch_bounds__(threads, 1) decode(const __grid_constant__ Par
     wait_for_prerequisite_grids();
     //@ waited
 
-    Gather<T> gather(params, at);
-    gather.guess(at.split, inputs.slot);
+    const int slot = load_slot(inputs.slot);
     QueryLoader<T> query;
     query.load(at, inputs.query);
     const Columns columns = columns_of_row(params, inputs, at.lane, at.split);
@@ -257,10 +249,16 @@ __global__ void __launch_bounds__(threads, 1) decode(const __grid_constant__ Par
     const bool alone = senders <= 1;
     if (alone && !sends && !(senders == 0 && at.split == 0)) return;
     //@ counts
+    if (at.gathers()) gather_chunks(params, at, columns, slot);
+    if (!at.multiplies()) return;
+    if (senders == 0) return write_empty<T>(params, at);
 
-    gather.start(columns);
-    for (int stage = 0; stage < params.stages; ++stage) gather.step(columns, stage);
-    //@ issued
+    if (threadIdx.x == 0 && !alone) expect_partials(params, at, senders - (sends ? 1 : 0));
+    if (!sends) {
+        arrive_at_cluster();
+        wait_for_cluster();
+        return write_together<T>(params, at, columns);
+    }
     query.store(at, 0);
 #pragma unroll 1
     for (int group = 1; group < T::heads / 16; ++group) {
@@ -268,19 +266,13 @@ __global__ void __launch_bounds__(threads, 1) decode(const __grid_constant__ Par
         query.store(at, group);
     }
     fence_async_proxy();
-    if (threadIdx.x == 0 && !alone) expect_partials(params, at, senders - (sends ? 1 : 0));
+    sync_multipliers();  // the query is there
     //@ query
 
-    if (senders == 0) return write_empty<T>(params, at);
-    if (!sends) {
-        arrive_at_cluster();
-        wait_for_cluster();
-        return write_together<T>(params, at, columns);
-    }
     Partial<T> partial;
     FragmentA values[2][4];
     bool first = true;
-    const int stage = add_chunks(params, at, columns, gather, partial, values, first);
+    const int stage = add_chunks(params, at, columns, partial, values, first);
     if (alone) {
         add_values<T>(at, stage, first, partial.outputs, values, [](int) {});
         write_alone(params, at, columns, partial);
@@ -293,9 +285,13 @@ __global__ void __launch_bounds__(threads, 1) decode(const __grid_constant__ Par
 /// Calls visit(kernel) with the instantiation for these values; false where there is none.
 template <class Visit>
 bool with_kernel(const Variant& variant, const Visit& visit) {
+    const auto with_chunks = [&]<int kHeads, int kDqk, Half kQuery, bool kTwoSources>() {
+        variant.one_chunk ? visit(decode<Tile<kHeads, kDqk, kQuery, kTwoSources, true>>)
+                          : visit(decode<Tile<kHeads, kDqk, kQuery, kTwoSources, false>>);
+    };
     const auto with_query = [&]<int kHeads, int kDqk, bool kTwoSources>() {
-        variant.bf16_query ? visit(decode<Tile<kHeads, kDqk, Half::bf16, kTwoSources>>)
-                           : visit(decode<Tile<kHeads, kDqk, Half::f16, kTwoSources>>);
+        variant.bf16_query ? with_chunks.template operator()<kHeads, kDqk, Half::bf16, kTwoSources>()
+                           : with_chunks.template operator()<kHeads, kDqk, Half::f16, kTwoSources>();
     };
     const auto with_sources = [&]<int kHeads, int kDqk>() {
         variant.two_sources ? with_query.template operator()<kHeads, kDqk, true>()
@@ -308,7 +304,6 @@ bool with_kernel(const Variant& variant, const Visit& visit) {
     switch (variant.heads) {
         case 16: with_heads.template operator()<16>(); return true;
         case 32: with_heads.template operator()<32>(); return true;
-        case 64: with_heads.template operator()<64>(); return true;
         default: return false;
     }
 }

@@ -18,6 +18,7 @@ struct Variant {
     int d_qk;
     bool bf16_query;
     bool two_sources;
+    bool one_chunk;  ///< a CTA's part of a row is one chunk at most
 };
 
 struct SourceView {

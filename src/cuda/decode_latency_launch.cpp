@@ -19,7 +19,8 @@ Variant variant_of(const Plan& plan) {
     return {.heads = plan.tiling->heads,
             .d_qk = static_cast<int>(d_qk(plan.problem)),
             .bf16_query = plan.problem.query_dtype == DType::bf16,
-            .two_sources = plan.problem.sources.size() == 2};
+            .two_sources = plan.problem.sources.size() == 2,
+            .one_chunk = has_one_chunk(plan)};
 }
 
 SourceView view_of(const SourceParams& source, const DecodeParams& call) {

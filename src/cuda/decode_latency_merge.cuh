@@ -1,7 +1,9 @@
 // The end of decode_latency: partial sums and their maxima to the CTAs that merge them, and from there to the output.
 #pragma once
 
-#include "cuda/decode_latency.cuh"
+#include "cuda/decode_latency_chunk.cuh"
+#include "cuda/decode_latency_gather.cuh"
+#include "cuda/device/exchange.cuh"
 
 namespace sparsemla::detail::latency {
 
@@ -83,7 +85,7 @@ __device__ void send_unit(const Params& params, const Place<T>& at, std::uint32_
 template <class T>
 __device__ void copy_outputs(const Params& params, const Place<T>& at, const Outputs<T>& outputs) {
     constexpr int unit_bytes = T::quads * quad_bytes;
-    __syncthreads();  // every warp has its values out of the stages
+    sync_multipliers();  // every warp has its values out of the stages
 #pragma unroll
     for (int i = 0; i < units_of_warp; ++i)
 #pragma unroll
@@ -97,7 +99,7 @@ __device__ void copy_outputs(const Params& params, const Place<T>& at, const Out
                          outputs[i][4 * j + 2], outputs[i][4 * j + 3]);
         }
     fence_async_proxy();
-    __syncthreads();
+    sync_multipliers();
     const int count = units_here(params, at.lane);
     if (at.warp != 0 || at.lane >= at.splits || at.lane == at.split || count == 0) return;
     copy_bulk_to_cta(map_to_cta(at.base + T::layout.inbox + inbox_of_split<T>(params, at.split), at.lane),
@@ -136,13 +138,14 @@ __device__ float value_factor_of_split(const Params& params, const Columns& colu
 /// split.
 template <class T>
 __device__ void weigh_splits(const Params& params, const Place<T>& at, const Columns& columns, bool writes_lse) {
-    static_assert(max_splits == 16 && T::heads_of_warp % 2 == 0);
+    static_assert(max_splits == 16);
+    constexpr int together = T::heads_of_warp < 2 ? 1 : 2;
     const int split = at.lane % 16;
-    const bool mine = (columns.splits >> split & 1) != 0;
+    const bool mine = (columns.splits >> split & 1) != 0 && at.lane / 16 < together;
     const float value_factor = value_factor_of_split<T>(params, columns, split);
 #pragma unroll
-    for (int i = 0; i < T::heads_of_warp; i += 2) {
-        const int head = T::heads_of_warp * at.warp + i + at.lane / 16;
+    for (int i = 0; i < T::heads_of_warp; i += together) {
+        const int head = T::heads_of_warp * at.warp + i + at.lane / 16 % together;
         const float2 stats = mine ? load_shared<float2>(at.stats(split, head)) : float2{-INFINITY, 0};
         float max = stats.x;
 #pragma unroll
@@ -155,7 +158,7 @@ __device__ void weigh_splits(const Params& params, const Place<T>& at, const Col
             if (distance < at.splits) sum += __shfl_xor_sync(all_lanes, sum, distance);
         if (mine) store_shared(at.weight(split, head), weight * value_factor);
         const int head_of_row = at.first_head + head;
-        if (split != 0 || head_of_row >= params.heads) continue;
+        if (split != 0 || at.lane / 16 >= together || head_of_row >= params.heads) continue;
         store_shared(at.factor(head), output_factor(params, head_of_row, max, sum));
         if (writes_lse) write_lse(params, at.row, head_of_row, max, sum);
     }
@@ -235,53 +238,45 @@ __device__ void store_outputs(const Params& params, const Place<T>& at, const Ou
     }
 }
 
-/// sums += weight * part of `kSplits` splits from `first` on, for two quads of a unit. Loads come before sums: their
-/// latencies overlap. Splits without columns have sent nothing, and are left out.
+/// sums += weight * part of `kSplits` splits, for a quad. Loads come before sums: their latencies overlap. Splits
+/// without columns have sent nothing, and are left out.
 template <class T, int kSplits>
-__device__ void add_splits(const Place<T>& at, SharedAddress parts, std::uint32_t split_bytes, int quad, int first,
-                           std::uint32_t splits, float4 (&sums)[2]) {
-    float2 weight[kSplits][2];
-    float4 part[kSplits][2];
+__device__ void add_splits(SharedAddress parts, std::uint32_t split_bytes, SharedAddress weights, std::uint32_t splits,
+                           float4& sums) {
+    float2 weight[kSplits];
+    float4 part[kSplits];
 #pragma unroll
     for (int i = 0; i < kSplits; ++i) {
-        const bool there = (splits >> (first + i) & 1) != 0;
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-            weight[i][j] = {0, 0};
-            part[i][j] = {0, 0, 0, 0};
-            if (!there) continue;
-            weight[i][j] = load_shared<float2>(at.weight(first + i, 8 * (quad + j) + 2 * (at.lane % 4)));
-            part[i][j] = load_shared<float4>(parts + (first + i) * split_bytes + j * quad_bytes);
-        }
+        weight[i] = {0, 0};
+        part[i] = {0, 0, 0, 0};
+        if ((splits >> i & 1) == 0) continue;
+        weight[i] = load_shared<float2>(weights + i * T::heads * 4);
+        part[i] = load_shared<float4>(parts + i * split_bytes);
     }
 #pragma unroll
-    for (int i = 0; i < kSplits; ++i)
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-            sums[j].x += weight[i][j].x * part[i][j].x;
-            sums[j].y += weight[i][j].y * part[i][j].y;
-            sums[j].z += weight[i][j].x * part[i][j].z;
-            sums[j].w += weight[i][j].y * part[i][j].w;
-        }
+    for (int i = 0; i < kSplits; ++i) {
+        sums.x += weight[i].x * part[i].x;
+        sums.y += weight[i].y * part[i].y;
+        sums.z += weight[i].x * part[i].z;
+        sums.w += weight[i].y * part[i].w;
+    }
 }
 
-/// This CTA's units of the output over all splits, in split order.
+/// This CTA's units of the output over all splits, in split order; a quad of a unit at a time by each warp.
 template <class T>
 __device__ void merge_units(const Params& params, const Place<T>& at, std::uint32_t splits) {
-    constexpr int jobs_of_unit = T::quads / 2;
-    const int jobs = units_here(params, at.split) * jobs_of_unit;
+    const int jobs = units_here(params, at.split) * T::quads;
+    const std::uint32_t split_bytes = inbox_of_split<T>(params, 1);
     const Destination<T> to(params, at);
     for (int job = at.warp; job < jobs; job += warps) {
-        const int quad = job % jobs_of_unit * 2;
-        const SharedAddress parts = at.base + T::layout.inbox + job * 2 * quad_bytes + at.lane * 16;
-        float4 sums[2] = {};
+        const int quad = job % T::quads;
+        const int head = 8 * quad + 2 * (at.lane % 4);
+        const SharedAddress parts = at.base + T::layout.inbox + job * quad_bytes + at.lane * 16;
+        float4 sums = {0, 0, 0, 0};
         for (int first = 0; first < at.splits; first += 4)
-            add_splits<T, 4>(at, parts, inbox_of_split<T>(params, 1), quad, first, splits, sums);
-        const int unit = at.split * params.units_of_cta + job / jobs_of_unit;
-#pragma unroll
-        for (int j = 0; j < 2; ++j)
-            store_quad(params, to, unit, quad + j, sums[j],
-                       load_shared<float2>(at.factor(8 * (quad + j) + 2 * (at.lane % 4))));
+            add_splits<T, 4>(parts + first * split_bytes, split_bytes, at.weight(first, head), splits >> first, sums);
+        store_quad(params, to, at.split * params.units_of_cta + job / T::quads, quad, sums,
+                   load_shared<float2>(at.factor(head)));
     }
 }
 

@@ -12,6 +12,11 @@ __device__ inline SharedAddress shared_address(const void* pointer) {
     return static_cast<SharedAddress>(__cvta_generic_to_shared(pointer));
 }
 
+// Some whole warps of the CTA, `threads` in all. Barrier 0 is __syncthreads.
+__device__ inline void sync_threads(int barrier, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
 // Before this, nothing that an earlier grid wrote may be read, and nothing written that it may still read.
 __device__ inline void wait_for_prerequisite_grids() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
@@ -45,6 +50,16 @@ __device__ inline void fence_mbarrier_init() { asm volatile("fence.mbarrier_init
 // One arrival that also announces bytes: the phase ends when they have come.
 __device__ inline void arrive_expecting(SharedAddress barrier, std::uint32_t bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+// Release: what this thread wrote before is visible to who waits for the phase.
+__device__ inline void arrive(SharedAddress barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// An arrival of this thread, counted in the barrier's number, once all its copy_16_async so far have come.
+__device__ inline void arrive_after_copies(SharedAddress barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
 // Bytes that other CTAs have sent to this CTA's shared memory are visible once their phase has ended.

@@ -17,13 +17,11 @@ __device__ inline void copy_16_async(SharedAddress to, const void* from, bool ab
         : "memory");
 }
 
-// The copies of this thread since the last call become one group.
-__device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
-// Until at most kPending groups of this thread are under way; a CTA barrier then shows them to all.
-template <int kPending>
-__device__ inline void wait_for_copies() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+// A run of bytes (a multiple of 16, both ends 16-byte aligned) from global memory; its bytes count at `barrier`.
+__device__ inline void copy_bulk_async(SharedAddress to, const void* from, std::uint32_t bytes, SharedAddress barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(barrier)
+                 : "memory");
 }
 
 // Loads of what an earlier grid may have written: volatile, so that they stay behind the dependency wait.
@@ -41,19 +39,13 @@ __device__ inline uint4 load_global(const uint4* from) {
     return value;
 }
 
-// 4, 8 and 16 bytes of this CTA's shared memory.
+// 2, 8 and 16 bytes of this CTA's shared memory.
 template <class Value>
 __device__ Value load_shared(SharedAddress from);
 template <>
 __device__ inline float2 load_shared(SharedAddress from) {
     float2 value;
     asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(value.x), "=f"(value.y) : "r"(from) : "memory");
-    return value;
-}
-template <>
-__device__ inline uint2 load_shared(SharedAddress from) {
-    uint2 value;
-    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(value.x), "=r"(value.y) : "r"(from) : "memory");
     return value;
 }
 template <>
@@ -66,7 +58,13 @@ __device__ inline float4 load_shared(SharedAddress from) {
     return value;
 }
 
-// 16, 8, 4 and 1 bytes to this CTA's shared memory.
+__device__ inline std::uint32_t load_shared_16(SharedAddress from) {
+    std::uint16_t value;
+    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(value) : "r"(from) : "memory");
+    return value;
+}
+
+// 16, 8, 4 and 2 bytes to this CTA's shared memory.
 __device__ inline void store_shared(SharedAddress to, const uint4& value) {
     asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(value.x), "r"(value.y), "r"(value.z),
                  "r"(value.w)
@@ -85,8 +83,8 @@ __device__ inline void store_shared(SharedAddress to, std::uint32_t value) {
 __device__ inline void store_shared(SharedAddress to, float value) {
     asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(value) : "memory");
 }
-__device__ inline void store_shared_byte(SharedAddress to, std::uint32_t value) {
-    asm volatile("st.shared.b8 [%0], %1;" ::"r"(to), "r"(value) : "memory");
+__device__ inline void store_shared_16(SharedAddress to, std::uint32_t value) {
+    asm volatile("st.shared.b16 [%0], %1;" ::"r"(to), "h"(static_cast<std::uint16_t>(value)) : "memory");
 }
 
 // Four 8 x 8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8.

@@ -1,0 +1,185 @@
+// What decode_latency does with a chunk of 64 records in shared memory: scores, softmax, values. Lane names: g = lane /
+// 4, t = lane % 4.
+#pragma once
+
+#include "cuda/decode_latency_tile.cuh"
+#include "cuda/device/convert.cuh"
+#include "cuda/device/copies.cuh"
+#include "cuda/device/reduce.cuh"
+
+namespace sparsemla::detail::latency {
+
+/// kSteps K steps of a warpgroup's keys as A, from byte `row` on.
+template <class T, int kSteps>
+__device__ void load_keys(SharedAddress row, FragmentA (&keys)[kSteps]) {
+    const auto take = [](FragmentA& fragment, std::uint32_t upper_rows, std::uint32_t lower_rows) {
+        const TwoPairs upper = T::query_half == Half::f16 ? e4m3x4_to_f16(upper_rows) : e4m3x4_to_bf16(upper_rows);
+        const TwoPairs lower = T::query_half == Half::f16 ? e4m3x4_to_f16(lower_rows) : e4m3x4_to_bf16(lower_rows);
+        fragment[0] = upper.low;
+        fragment[1] = lower.low;
+        fragment[2] = upper.high;
+        fragment[3] = lower.high;
+    };
+#pragma unroll
+    for (int step = 0; step + 1 < kSteps; step += 2) {
+        std::uint32_t words[4];
+        load_matrices(words, row + step * 16);
+        take(keys[step], words[0], words[1]);
+        take(keys[step + 1], words[2], words[3]);
+    }
+    if constexpr (kSteps % 2 == 1) {
+        std::uint32_t words[2];
+        load_matrices(words, row + (kSteps - 1) * 16);
+        take(keys[kSteps - 1], words[0], words[1]);
+    }
+#pragma unroll
+    for (FragmentA& fragment : keys) pin(fragment);
+}
+
+template <class T, int kSteps>
+__device__ void start_scores(float (&scores)[T::heads / 2], const FragmentA (&keys)[kSteps], std::uint64_t query,
+                             bool first) {
+    fence_mma();
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step)
+        mma_async<T::query_half>(scores, keys[step], query + step * (T::query_step_bytes / 16), !first || step > 0);
+    commit_mma();
+}
+
+/// K * Q^T of a stage: this warpgroup's share of the dimensions, 64 keys by kHeads heads. Keys become halves while the
+/// tensor cores work on those before them; `meanwhile` runs beside the last ones.
+template <class T, class Meanwhile>
+__device__ void compute_scores(const Place<T>& at, int stage, float (&scores)[T::heads / 2],
+                               const Meanwhile& meanwhile) {
+    constexpr int steps = 6;  // of a group: two groups of fragments are 48 registers
+    constexpr int last_steps = T::steps - 2 * steps;
+    const SharedAddress row = at.stages + stage * T::stage_bytes + (16 * at.warp_of_group() + at.lane % 16) * T::pitch +
+                              at.warpgroup() * T::steps * 16 + at.lane / 16 * 16;
+    const std::uint64_t query =
+        T::QueryTile::descriptor(at.base + T::layout.query + at.warpgroup() * T::steps * T::query_step_bytes);
+    constexpr int step_of_query = T::query_step_bytes / 16;
+    FragmentA keys[2][steps];
+    load_keys<T>(row, keys[0]);
+    start_scores<T>(scores, keys[0], query, true);
+    load_keys<T>(row + steps * 16, keys[1]);
+    start_scores<T>(scores, keys[1], query + steps * step_of_query, false);
+    wait_for_mma<1>();
+    FragmentA last[last_steps];
+    load_keys<T>(row + 2 * steps * 16, last);
+    start_scores<T>(scores, last, query + 2 * steps * step_of_query, false);
+    wait_for_mma<1>();
+    meanwhile();
+    wait_for_mma<0>();
+    pin(scores);
+}
+
+/// This warpgroup's part of the scores to shared memory, [heads][keys].
+template <class T>
+__device__ void store_scores(const Place<T>& at, const float (&scores)[T::heads / 2]) {
+    const SharedAddress to = at.score(at.warpgroup(), 2 * (at.lane % 4), 16 * at.warp_of_group() + at.lane / 4);
+#pragma unroll
+    for (int j = 0; j < T::quads; ++j)
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            store_shared(to + ((8 * j + i % 2) * score_pitch + i / 2 * 8) * 4, scores[4 * j + i]);
+}
+
+/// A head's running maximum (log2, every lane) and this lane's share of its sum.
+struct Running {
+    float max = -INFINITY;
+    float sum = 0;
+};
+
+/// Softmax of a chunk for heads heads_of_warp * warp .. by one warp, two keys a lane: scores to P, and what older sums
+/// are worth now.
+template <class T>
+__device__ void softmax(const Params& params, const Place<T>& at, float score_factor, int stage,
+                        Running (&running)[T::heads_of_warp]) {
+    const int first_head = T::heads_of_warp * at.warp;
+    const std::uint32_t mine = load_shared_16(at.present(stage) + 2 * (2 * at.lane / T::records_of_warp)) >>
+                               (2 * at.lane % T::records_of_warp);
+    float2 score[T::heads_of_warp];
+#pragma unroll
+    for (int i = 0; i < T::heads_of_warp; ++i) {
+        float2 sum = load_shared<float2>(at.score(0, first_head + i, 2 * at.lane));
+#pragma unroll
+        for (int group = 1; group < warpgroups; ++group) {
+            const float2 part = load_shared<float2>(at.score(group, first_head + i, 2 * at.lane));
+            sum = {sum.x + part.x, sum.y + part.y};
+        }
+        score[i] = {(mine & 1) != 0 ? sum.x * score_factor : -INFINITY,
+                    (mine & 2) != 0 ? sum.y * score_factor : -INFINITY};
+    }
+    float largest[T::heads_of_warp];
+#pragma unroll
+    for (int i = 0; i < T::heads_of_warp; ++i) largest[i] = warp_max(fmaxf(score[i].x, score[i].y));
+#pragma unroll
+    for (int i = 0; i < T::heads_of_warp; ++i) {
+        const float old_max = running[i].max;
+        running[i].max = fmaxf(old_max, largest[i]);
+        const float anchor = running[i].max == -INFINITY ? 0.0F : running[i].max;  // no key yet: all are masked
+        const float keep = exp2_approximate(old_max - anchor);
+        const float2 power = {exp2_approximate(score[i].x - anchor), exp2_approximate(score[i].y - anchor)};
+        running[i].sum = running[i].sum * keep + (power.x + power.y);
+        const float2 p = {power.x * params.p_scale, power.y * params.p_scale};
+        const std::uint32_t halves = params.p_is_e4m3 ? f32x2_to_e4m3_as_f16x2(p.x, p.y) : f32x2_to_f16x2(p.x, p.y);
+        const int head = first_head + i;
+        store_shared(at.base + T::layout.weights + T::WeightTile::byte(head, at.lane / 4) + at.lane % 4 * 4, halves);
+        if (at.lane == 0) store_shared(at.keep(head), keep);
+    }
+}
+
+/// 16 dimensions by 64 keys of a stage's values as A of four K steps; row g is dimension 2g, row g + 8 is 2g + 1.
+template <class T>
+__device__ void load_values(const Place<T>& at, int stage, int unit, FragmentA (&values)[4]) {
+    const SharedAddress column = at.stages + stage * T::stage_bytes + at.lane * T::pitch + unit * unit_dims;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        std::uint32_t words[4];
+        load_matrices_transposed(words, column + half * 32 * T::pitch);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const TwoPairs columns = e4m3x4_to_f16(transpose_byte_pairs(words[i]));
+            FragmentA& fragment = values[2 * half + i / 2];
+            fragment[i % 2 * 2] = columns.low;
+            fragment[i % 2 * 2 + 1] = columns.high;
+        }
+    }
+#pragma unroll
+    for (FragmentA& fragment : values) pin(fragment);
+}
+
+/// Sums of values times P: of unit(i), dims 2g, 2g + 1 and, for each 8 heads, heads 2t, 2t + 1.
+template <class T>
+using Outputs = float[units_of_warp][T::heads / 2];
+
+/// Older sums after a chunk that raised the maxima, and where the source changed, from its k_scale to the new one.
+template <class T>
+__device__ void rescale_outputs(const Place<T>& at, Outputs<T>& outputs, float source_factor) {
+#pragma unroll
+    for (int j = 0; j < T::quads; ++j) {
+        const float2 keep = load_shared<float2>(at.keep(8 * j + 2 * (at.lane % 4)));
+        const float2 factor = {keep.x * source_factor, keep.y * source_factor};
+#pragma unroll
+        for (int i = 0; i < units_of_warp; ++i) {
+            outputs[i][4 * j] *= factor.x;
+            outputs[i][4 * j + 1] *= factor.y;
+            outputs[i][4 * j + 2] *= factor.x;
+            outputs[i][4 * j + 3] *= factor.y;
+        }
+    }
+}
+
+/// Starts outputs (+)= V^T * P of one unit.
+template <class T>
+__device__ void start_values(const Place<T>& at, float (&outputs)[T::heads / 2], const FragmentA (&values)[4],
+                             bool first) {
+    const std::uint64_t weights = T::WeightTile::descriptor(at.base + T::layout.weights);
+    fence_mma();
+#pragma unroll
+    for (int step = 0; step < 4; ++step)
+        mma_async<Half::f16>(outputs, values[step], weights + step * 2, !first || step > 0);
+    commit_mma();
+}
+
+}  // namespace sparsemla::detail::latency

@@ -1,0 +1,98 @@
+// What one CTA of decode_latency is: its tile of heads, its shared memory, and who each thread is in it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cuda/decode_latency.h"
+#include "cuda/device/barriers.cuh"
+#include "cuda/device/mma.cuh"
+#include "latency_layout.h"
+
+namespace sparsemla::detail::latency {
+
+using namespace sparsemla::device;
+
+/// Shared memory that is small and not overlaid.
+template <int kHeads>
+struct SmallShared {
+    std::uint64_t stats_barrier;
+    std::uint64_t outputs_barrier;
+    std::uint64_t full[max_stages];            ///< the stage holds a chunk
+    std::uint64_t empty[max_stages];           ///< nobody reads the stage any more
+    std::uint16_t present[max_stages][warps];  ///< bit i: column i of the gather warp's names a record
+    float2 stats[max_splits][kHeads];          ///< of each split: maximum (log2), sum
+    float weight[max_splits][kHeads];          ///< of each split at the merge
+    float keep[kHeads];                        ///< what older sums are worth after this chunk raised the maximum
+    float factor[kHeads];                      ///< from merged sums to the output
+};
+
+template <int kHeads, int kDqk, Half kQuery, bool kTwoSources, bool kOneChunk>
+struct Tile {
+    static constexpr bool two_sources = kTwoSources;
+    static constexpr bool one_chunk = kOneChunk;
+    static constexpr int gatherers = kOneChunk ? warps : gather_warps;  ///< warps that gather
+    static constexpr int first_gatherer = kOneChunk ? 0 : warps;
+    static constexpr int records_of_warp = chunk / gatherers;  ///< of each of them
+    static constexpr int heads = kHeads;
+    static constexpr int d_qk = kDqk;
+    static constexpr Half query_half = kQuery;
+    static constexpr int pitch = record_pitch(kDqk);
+    static constexpr int stage_bytes = chunk * pitch;
+    static constexpr int heads_of_warp = kHeads / warps;
+    static constexpr int quads = kHeads / 8;
+    static constexpr int steps = kDqk / 16 / warpgroups;  ///< K steps of a warpgroup in K * Q^T
+    static constexpr int query_step_bytes = kHeads * 32;
+    static constexpr SharedLayout layout = shared_layout(kHeads, kDqk, 1, 1);
+    using QueryTile = SwizzledTile<32>;
+    using WeightTile = SwizzledTile<128>;
+    using Small = SmallShared<kHeads>;
+    static_assert(sizeof(Small) <= small_shared_bytes(kHeads));
+    static_assert(kDqk % (16 * warpgroups) == 0 && kHeads % 16 == 0);
+    static_assert(layout.weights % WeightTile::alignment_bytes == 0 && layout.query % QueryTile::alignment_bytes == 0);
+};
+
+/// Who this thread is and where its CTA's memory lies.
+template <class T>
+struct Place {
+    SharedAddress base;  ///< of the CTA's shared memory: SmallShared, then T::layout
+    SharedAddress stages;
+    int row;
+    int first_head;
+    int split;
+    int splits;  ///< of the row
+    int warp, lane;
+
+    __device__ bool gathers() const { return warp >= T::first_gatherer; }
+    __device__ bool multiplies() const { return warp < warps; }
+    __device__ int gatherer() const { return warp - T::first_gatherer; }
+
+    __device__ int warpgroup() const { return warp / 4; }
+    __device__ int warp_of_group() const { return warp % 4; }
+    /// The unit of the output that this warp holds in its i-th wgmma.
+    __device__ int unit(int i) const { return warpgroup() * 4 * units_of_warp + 4 * i + warp_of_group(); }
+
+    __device__ SharedAddress stats_barrier() const { return base + offsetof(typename T::Small, stats_barrier); }
+    __device__ SharedAddress outputs_barrier() const { return base + offsetof(typename T::Small, outputs_barrier); }
+    __device__ SharedAddress full(int stage) const { return base + offsetof(typename T::Small, full) + stage * 8; }
+    __device__ SharedAddress empty(int stage) const { return base + offsetof(typename T::Small, empty) + stage * 8; }
+    __device__ SharedAddress present(int stage) const {
+        return base + offsetof(typename T::Small, present) + stage * warps * 2;
+    }
+    __device__ SharedAddress stats(int of_split, int head) const {
+        return base + offsetof(typename T::Small, stats) + (of_split * T::heads + head) * 8;
+    }
+    __device__ SharedAddress weight(int of_split, int head) const {
+        return base + offsetof(typename T::Small, weight) + (of_split * T::heads + head) * 4;
+    }
+    __device__ SharedAddress keep(int head) const { return base + offsetof(typename T::Small, keep) + head * 4; }
+    __device__ SharedAddress factor(int head) const { return base + offsetof(typename T::Small, factor) + head * 4; }
+    __device__ SharedAddress score(int group, int head, int key) const {
+        return base + T::layout.scores + ((group * T::heads + head) * score_pitch + key) * 4;
+    }
+};
+
+/// Of the warps that multiply.
+__device__ inline void sync_multipliers() { sync_threads(1, 32 * warps); }
+
+}  // namespace sparsemla::detail::latency
