@@ -174,9 +174,11 @@ std::optional<Choice> measured_layout(const Problem& problem, const DeviceSpec& 
                                                         .rows = problem.rows,
                                                         .heads = problem.heads,
                                                         .chunks = chunks_of(problem)});
-    if (row == nullptr) return std::nullopt;
+    // Rows may have been measured by a kernel of other tiles.
+    if (row == nullptr || std::ranges::find(head_tiles, row->tile_heads) == std::end(head_tiles)) return std::nullopt;
     const Layout layout = fitted(*row, problem);
-    if (refuse_layout(problem, device, layout)) return std::nullopt;
+    if (layout.splits > max_splits || layout.stages > max_stages || refuse_layout(problem, device, layout))
+        return std::nullopt;
     return Choice{.layout = layout, .us = row->us, .measured = row, .refusal = {}};
 }
 

@@ -545,6 +545,23 @@ class Bench(ToolTest):
         for timing in document["timings"]:
             self.assertIn(timing["problem"], labels)
 
+    def test_json_file(self):
+        path = self.path("timings.json")
+        text = self.succeed(*self.ONE, "--json", path)
+        self.assertIn("wrote " + path, text)
+        with open(path, encoding="utf-8") as file:
+            self.assertEqual(json.load(file)["repeat"], 3)
+        self.refuse(*self.ONE, "--json", self.path("missing/timings.json"), mentions=["missing/timings.json"])
+
+    def test_gpu_suites_need_a_gpu(self):
+        for arguments in (["--suite", "latency"], ["--sweep"]):
+            self.refuse("bench", "--device", "cpu", *arguments, mentions=["--device", "GPU", "'cpu'"])
+            self.refuse("bench", "--device", "cuda:99", *arguments, mentions=["cuda:99"])
+        for option in ("--minutes", "--resume", "--write-table"):
+            self.refuse("bench", option, "1", mentions=[option, "--sweep"])
+        self.refuse("bench", "--suite", "latency", "--csv", mentions=["--csv", "--json"])
+        self.refuse("bench", "--baseline", "x", mentions=["--baseline", "latency"])
+
     def test_csv(self):
         rows = list(csv.DictReader(io.StringIO(self.succeed(*self.ONE, "--csv"))))
         self.assertTrue(rows)
@@ -594,6 +611,35 @@ class Gpu(ToolTest):
             results.append(read_safetensors(output)[1])
         self.assertEqual(results[0], results[1])
         self.assertEqual(results[0], results[2])
+
+    def test_latency(self):
+        path, plot = self.path("latency.json"), self.path("latency.svg")
+        text = self.succeed("bench", "--suite", "latency", "--device", DEVICE, "--shape", "goal/fp8_5", "--repeats", 3,
+                            "--json", path, "--plot", plot)
+        for word in ("clocks", "device copy", "of floor", "goal/fp8_576/h96/r5/256of2048"):
+            self.assertIn(word, text)
+        with open(path, encoding="utf-8") as file:
+            document = json.load(file)
+        self.assertEqual(len(document["timings"]), 11)
+        for timing in document["timings"]:
+            self.assertIsNone(timing["refused"])
+            self.assertGreater(timing["cold"]["median_us"], timing["floor_us"])
+            self.assertGreater(timing["warm"]["median_us"], document["empty_launch_us"])
+        xml.etree.ElementTree.parse(plot)
+
+    def test_sweep(self):
+        log, table = self.path("sweep.jsonl"), self.path("table.inc")
+        sweep = ["bench", "--sweep", "--device", DEVICE, "--minutes", 0.05, "--resume", log, "--write-table", table]
+        self.assertIn("again with --resume", self.succeed(*sweep))
+        with open(log, encoding="utf-8") as file:
+            first = file.read().splitlines()
+        self.assertGreater(len(first), 8)
+        self.succeed(*sweep)
+        with open(log, encoding="utf-8") as file:
+            self.assertEqual(file.read().splitlines()[:len(first)], first)
+        with open(table, encoding="utf-8") as file:
+            rows = [line for line in file if line.startswith("{")]
+        self.assertGreater(len(rows), 1)
 
     def test_bench(self):
         timings = self.succeed_json("bench", "--device", DEVICE, "--filter", "fp8_576/h16/r8", "--repeat", 3)["timings"]

@@ -1,4 +1,5 @@
 // bench: times the shared list of problems and relates them to the limits of this machine, measured in the same run.
+// Suite latency and the sweep, which need a GPU, have files of their own.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -10,7 +11,10 @@
 #include <vector>
 
 #include "harness/problems.h"
+#include "harness/spread.h"
 #include "sparsemla/device.h"
+#include "tools/bench.h"
+#include "tools/conditions.h"
 #include "tools/output.h"
 #include "tools/probes.h"
 #include "tools/run.h"
@@ -21,15 +25,10 @@
 namespace sparsemla::tool {
 namespace {
 
-struct BenchFlags {
-    std::string suite = "speed";
-    std::string filter;
-    RunFlags run;
-    std::int64_t repeat = 15;
-    bool json = false;
-    bool csv = false;
-    std::string plot;
-};
+constexpr std::int64_t default_repeat = 15;
+constexpr const char* latency_suite = "latency";
+
+std::int64_t repeat_of(const BenchFlags& flags) { return flags.repeat == 0 ? default_repeat : flags.repeat; }
 
 /// One kernel with one P format on one problem.
 struct Timing {
@@ -60,20 +59,15 @@ Limit limit_of(const Timing& timing, const MachineLimits& machine) {
     return fma >= memory ? Limit{fma, "fma"} : Limit{memory, "memory"};
 }
 
-/// Linear between the order statistics around `share` of the sorted sample; at least the clock's step, as rates and
-/// logarithms are taken of it.
+/// At least the clock's step, as rates and logarithms are taken of it.
 double quantile(const std::vector<double>& sorted, double share) {
-    const double position = share * static_cast<double>(sorted.size() - 1);
-    const auto below = static_cast<std::size_t>(position);
-    const std::size_t above = std::min(below + 1, sorted.size() - 1);
-    const double value = sorted[below] + (position - static_cast<double>(below)) * (sorted[above] - sorted[below]);
-    return std::max(value, 1e-9);
+    return std::max(harness::quantile(sorted, share), 1e-9);
 }
 
 std::vector<harness::NamedRecipe> chosen_problems(const BenchFlags& flags) {
     std::vector<harness::NamedRecipe> chosen = harness::problems(flags.suite);
     if (chosen.empty()) {
-        std::set<std::string> suites;
+        std::set<std::string> suites = {latency_suite};
         for (const harness::NamedRecipe& problem : harness::problems()) suites.insert(problem.suite);
         throw Error(ErrorKind::invalid_argument, "--suite", fmt::format("one of {}", fmt::join(suites, ", ")),
                     in_quotes(flags.suite));
@@ -142,9 +136,9 @@ std::vector<Timing> time_problem(const harness::NamedRecipe& problem, const Benc
         runners.push_back(std::make_unique<Runner>(loaded.step, plan));
     std::vector<std::vector<double>> samples(runners.size());
     constexpr int warm_up_turns = 2;
-    for (std::int64_t turn = -warm_up_turns; turn < flags.repeat; ++turn) {
-        progress.show(
-            fmt::format("{}: turn {} of {}", problem.name, std::max<std::int64_t>(turn + 1, 0), flags.repeat));
+    const std::int64_t turns = repeat_of(flags);
+    for (std::int64_t turn = -warm_up_turns; turn < turns; ++turn) {
+        progress.show(fmt::format("{}: turn {} of {}", problem.name, std::max<std::int64_t>(turn + 1, 0), turns));
         for (std::size_t i = 0; i < runners.size(); ++i) {
             const double seconds = runners[i]->run();
             if (turn >= 0) samples[i].push_back(seconds);
@@ -205,7 +199,7 @@ Json to_json(const std::vector<Timing>& timings, const MachineLimits& machine, c
     Json json;
     json["version"] = build_info().version;
     json["suite"] = flags.suite;
-    json["repeat"] = flags.repeat;
+    json["repeat"] = repeat_of(flags);
     json["limits"] = {{"threads", machine.threads},
                       {"fma_flop_per_s", json_number(machine.fma_flops_per_s)},
                       {"read_bytes_per_s", json_number(machine.read_bytes_per_s)}};
@@ -234,7 +228,7 @@ Plot plot_of(const std::vector<Timing>& timings, const MachineLimits& machine, c
              const BenchFlags& flags) {
     Plot plot{
         .title = "sparsemla: time per decode, suite " + flags.suite,
-        .subtitle = fmt::format("median of {}, line from p10 to p90; {}", flags.repeat, limits_text(machine, cpu)),
+        .subtitle = fmt::format("median of {}, line from p10 to p90; {}", repeat_of(flags), limits_text(machine, cpu)),
         .points = {}};
     for (const Timing& timing : timings)
         plot.points.push_back({.label = timing.problem,
@@ -246,8 +240,40 @@ Plot plot_of(const std::vector<Timing>& timings, const MachineLimits& machine, c
     return plot;
 }
 
+void write_timings(const std::vector<Timing>& timings, const MachineLimits& machine, const DeviceSpec& cpu,
+                   const BenchFlags& flags) {
+    if (!flags.plot.empty()) write_file(flags.plot, to_svg(plot_of(timings, machine, cpu, flags)));
+    if (flags.json && flags.json_path.empty()) {
+        print_json(to_json(timings, machine, flags));
+        return;
+    }
+    if (flags.json) write_file(flags.json_path, json_text(to_json(timings, machine, flags)));
+    if (flags.csv) {
+        print_csv(timings, machine);
+        return;
+    }
+    print_line(fmt::format("limits measured now, {}", limits_text(machine, cpu)));
+    print_table(timings, machine);
+    for (const std::string& path : {flags.plot, flags.json_path})
+        if (!path.empty()) print_line("wrote " + printable(path));
+}
+
+/// Options that belong to one of the suites only.
+void check_combination(const BenchFlags& flags) {
+    const bool latency = flags.suite == latency_suite;
+    const auto refuse = [](const char* option, const char* required, const char* received) {
+        throw Error(ErrorKind::invalid_argument, option, required, received);
+    };
+    if (!latency && !flags.baseline.empty()) refuse("--baseline", "--suite latency beside it", "another suite");
+    if (latency && flags.csv) refuse("--csv", "another suite than latency, which has --json", "--suite latency");
+}
+
 Status run_bench(const BenchFlags& flags) {
-    if (!flags.plot.empty()) check_output_path(flags.plot);
+    check_combination(flags);
+    if (flags.sweep) return run_sweep(flags, gpu_of(flags.run, "--sweep"));
+    if (flags.suite == latency_suite) return run_latency_suite(flags, gpu_of(flags.run, "--suite latency"));
+    for (const std::string& path : {flags.plot, flags.json_path})
+        if (!path.empty()) check_output_path(path);
     const std::vector<harness::NamedRecipe> problems = chosen_problems(flags);
     RunFlags on_cpu = flags.run;
     on_cpu.device = "cpu";
@@ -262,17 +288,50 @@ Status run_bench(const BenchFlags& flags) {
     if (timings.empty())
         throw Error(ErrorKind::unsupported, "--kernel, --p-format", "a kernel that takes at least one of the problems",
                     "refusals only; `sparsemla plan` gives the reasons");
-    if (!flags.plot.empty()) write_file(flags.plot, to_svg(plot_of(timings, machine, cpu, flags)));
-    if (flags.json) {
-        print_json(to_json(timings, machine, flags));
-    } else if (flags.csv) {
-        print_csv(timings, machine);
-    } else {
-        print_line(fmt::format("limits measured now, {}", limits_text(machine, cpu)));
-        print_table(timings, machine);
-        if (!flags.plot.empty()) print_line("wrote " + printable(flags.plot));
-    }
+    write_timings(timings, machine, cpu, flags);
     return Status::ok;
+}
+
+}  // namespace
+
+namespace {
+
+/// Returns --json, whose file may be left out.
+CLI::Option* add_output_flags(CLI::App& app, BenchFlags& flags) {
+    CLI::Option* json = app.add_option("--json", flags.json_path,
+                                       "one JSON document: version, suite, repeat, limits, timings (suite latency: the "
+                                       "GPU, timings, cliffs); to FILE, beside the table, or instead of it");
+    json->expected(0, 1)->type_name("[FILE]");
+    app.add_flag("--csv", flags.csv, "one line per timing, after a line of column names")->excludes(json);
+    output_option(app, "--plot", flags.plot, "also write a plot: a dot per timing, or (latency) lines over rows")
+        ->type_name("FILE.svg");
+    return json;
+}
+
+void add_latency_flags(CLI::App& app, BenchFlags& flags) {
+    const std::string group = "Suite latency";
+    integer_option(app, "--calls", flags.calls, 1, 1000, "decodes in a graph; 50 or more in figures to report")
+        ->capture_default_str()
+        ->group(group);
+    app.add_option("--baseline", flags.baseline, "compare with the times in this file (docs/performance.md)")
+        ->type_name("FILE.tsv")
+        ->group(group);
+}
+
+void add_sweep_flags(CLI::App& app, BenchFlags& flags) {
+    const std::string group = "Sweep over the layouts of a GPU kernel, for the plan's table";
+    CLI::Option* sweep =
+        app.add_flag("--sweep", flags.sweep, "time the layouts of a grid of problems, warm")->group(group);
+    number_option(app, "--minutes", flags.minutes, 0, 1e6, "stop after this time")
+        ->capture_default_str()
+        ->needs(sweep)
+        ->group(group);
+    output_option(app, "--resume", flags.resume, "keep results here, a JSON object in each line, and go on from them")
+        ->needs(sweep)
+        ->group(group);
+    output_option(app, "--write-table", flags.table, "write the fastest layouts, as src/tuning_table.inc")
+        ->needs(sweep)
+        ->group(group);
 }
 
 }  // namespace
@@ -280,28 +339,33 @@ Status run_bench(const BenchFlags& flags) {
 Subcommand add_bench(CLI::App& parent) {
     CLI::App* app = parent.add_subcommand("bench", "Time the shared list of problems");
     auto flags = std::make_shared<BenchFlags>();
-    app->add_option("--suite", flags->suite, "the list: speed, or another suite of the tests")
+    app->add_option("--suite", flags->suite, "the list: speed, latency (a GPU's), or another suite of the tests")
         ->type_name("NAME")
         ->capture_default_str();
-    app->add_option("--filter", flags->filter, "only problems whose name contains this")->type_name("TEXT");
+    app->add_option("--filter,--shape", flags->filter, "only problems whose name contains this")->type_name("TEXT");
     add_run_flags(*app, flags->run, true);
-    integer_option(*app, "--repeat", flags->repeat, 1, 1'000'000, "timed calls per problem and kernel")
-        ->capture_default_str();
-    CLI::Option* json =
-        app->add_flag("--json", flags->json, "one JSON document: version, suite, repeat, limits, timings");
-    app->add_flag("--csv", flags->csv, "one line per timing, after a line of column names")->excludes(json);
-    output_option(*app, "--plot", flags->plot, "also write a dot plot")->type_name("FILE.svg");
+    integer_option(*app, "--repeat,--repeats", flags->repeat, 1, 1'000'000,
+                   "timed calls per problem and kernel (default 15), or replays of a graph (latency 30, sweep 7)");
+    const CLI::Option* json = add_output_flags(*app, *flags);
+    add_latency_flags(*app, *flags);
+    add_sweep_flags(*app, *flags);
     app->footer(
         "Kernels of one problem take turns after two untimed turns; p10 and p90 are the spread.\n"
         "GB/s counts the records of all active columns, GFLOP/s the products and sums of Q*K and P*V.\n"
         "of limit: the least time that the FP32 multiply-add peak (fma) and the memory bandwidth (memory), both "
         "measured\n"
         "in this run on as many threads, allow; over the median. Records that a CPU cache holds can exceed `memory`.\n"
-        "On a GPU: the time between two events around the call, and no limit.\n"
+        "On a GPU: the time between two events around the call, and no limit. Suite latency times graphs of dependent\n"
+        "decodes instead, cold and warm, against the floor of copy rate, arithmetic and empty launches.\n"
         "Examples:\n"
         "  sparsemla bench --filter fp8\n"
-        "  sparsemla bench --kernel cpu --p-format all --repeat 31 --plot bench.svg");
-    return {app, [flags] { return run_bench(*flags); }};
+        "  sparsemla bench --kernel cpu --p-format all --repeat 31 --plot bench.svg\n"
+        "  sparsemla bench --suite latency --device cuda:0 --shape goal/ --baseline flashmla.tsv --json latency.json\n"
+        "  sparsemla bench --sweep --minutes 6 --resume sweep.jsonl --write-table src/tuning_table.inc");
+    return {app, [flags, json] {
+                flags->json = json->count() > 0;
+                return run_bench(*flags);
+            }};
 }
 
 }  // namespace sparsemla::tool

@@ -36,7 +36,11 @@ void print_line(std::string_view text) {
     print("\n");
 }
 
-void print_json(const Json& document) { print_line(document.dump(2, ' ', false, Json::error_handler_t::replace)); }
+std::string json_text(const Json& document) {
+    return document.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+void print_json(const Json& document) { print(json_text(document)); }
 
 void flush_output() {
     if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) throw OutputFailure{errno};

@@ -20,7 +20,9 @@ struct OutputFailure {
 void print(std::string_view text);
 /// One line, also to stdout.
 void print_line(std::string_view text);
-/// Writes an indented document and a newline to stdout. Text that is not UTF-8 gets replacement characters.
+/// An indented document and a newline. Text that is not UTF-8 gets replacement characters.
+std::string json_text(const Json& document);
+/// The same to stdout.
 void print_json(const Json& document);
 /// Hands everything printed so far to the operating system. Throws OutputFailure.
 void flush_output();

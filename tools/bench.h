@@ -1,0 +1,37 @@
+// bench's options, and what it does with them on a GPU.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "harness/decode_timer.h"
+#include "tools/flags.h"
+
+namespace sparsemla::tool {
+
+struct BenchFlags {
+    std::string suite = "speed";
+    std::string filter;
+    RunFlags run;
+    std::int64_t repeat = 0;  ///< 0: the suite's own number
+    bool json = false;
+    std::string json_path;  ///< with `json`; "": stdout
+    bool csv = false;
+    std::string plot;
+    // Suite latency.
+    std::int64_t calls = 64;
+    std::string baseline;
+    // --sweep.
+    bool sweep = false;
+    double minutes = 6;
+    std::string resume;
+    std::string table;
+};
+
+/// --suite latency on a GPU.
+Status run_latency_suite(const BenchFlags& flags, const DeviceSpec& gpu, const harness::TimerSizes& sizes = {});
+
+/// --sweep on a GPU.
+Status run_sweep(const BenchFlags& flags, const DeviceSpec& gpu, const harness::TimerSizes& sizes = {});
+
+}  // namespace sparsemla::tool

@@ -1,0 +1,73 @@
+// bench --sweep: the fastest layout of every point of a grid of problems, for the plan's table.
+#include <fmt/format.h>
+
+#include <chrono>
+
+#include "tools/bench.h"
+#include "tools/output.h"
+#include "tools/sweep.h"
+
+namespace sparsemla::tool {
+namespace {
+
+constexpr std::size_t layouts_of_point = 8;
+constexpr int calls = 50;
+constexpr int default_repeats = 7;
+
+struct Progressed {
+    std::size_t done = 0;      ///< points whose layouts are all measured
+    std::size_t measured = 0;  ///< layouts, now
+};
+
+/// Measures what the log lacks of a point. The inputs are made once for all of its layouts.
+std::size_t measure_point(const SweepPoint& point, const std::vector<Plan>& plans, int repeats, SweepLog& log,
+                          harness::DecodeTimer& timer) {
+    std::size_t measured = 0;
+    for (const Plan& plan : plans) {
+        SweepResult result = result_of(point, plan, 0);
+        if (log.holds(result)) continue;
+        if (measured == 0) timer.load(point.shape(), 0);
+        result.us = timer.warm(plan, calls, repeats).median;
+        log.add(result);
+        ++measured;
+    }
+    return measured;
+}
+
+Progressed sweep(const BenchFlags& flags, const DeviceSpec& gpu, SweepLog& log, harness::DecodeTimer& timer) {
+    const auto start = std::chrono::steady_clock::now();
+    const auto minutes = [&] {
+        return std::chrono::duration<double, std::ratio<60>>(std::chrono::steady_clock::now() - start).count();
+    };
+    const int repeats = flags.repeat == 0 ? default_repeats : static_cast<int>(flags.repeat);
+    const std::vector<SweepPoint> points = sweep_points();
+    Progress progress;
+    Progressed progressed;
+    for (const SweepPoint& point : points) {
+        if (minutes() >= flags.minutes) break;
+        progress.show(fmt::format("{} of {}: {}", progressed.done + 1, points.size(), point.text()));
+        const std::vector<Plan> plans = sweep_plans(point, gpu, plan_options(flags.run), layouts_of_point);
+        progressed.measured += measure_point(point, plans, repeats, log, timer);
+        ++progressed.done;
+    }
+    return progressed;
+}
+
+}  // namespace
+
+Status run_sweep(const BenchFlags& flags, const DeviceSpec& gpu, const harness::TimerSizes& sizes) {
+    if (!flags.table.empty()) check_output_path(flags.table);
+    SweepLog log(flags.resume);
+    harness::DecodeTimer timer(gpu.device, sizes);
+    const std::size_t held = log.results().size();
+    const Progressed progressed = sweep(flags, gpu, log, timer);
+    if (!flags.table.empty()) write_file(flags.table, tuning_table_text(log.results()));
+    const std::size_t points = sweep_points().size();
+    print_line(fmt::format("{}: {} layouts measured, {} known before; {} of {} points done{}", gpu.name,
+                           progressed.measured, held, progressed.done, points,
+                           progressed.done == points ? "" : ", again with --resume for the rest"));
+    if (!flags.table.empty()) print_line("wrote " + printable(flags.table));
+    return Status::ok;
+}
+
+}  // namespace sparsemla::tool

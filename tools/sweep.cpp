@@ -1,0 +1,215 @@
+#include "tools/sweep.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <map>
+#include <sstream>
+#include <tuple>
+#include <utility>
+
+#include "tools/flags.h"
+#include "tools/output.h"
+
+namespace sparsemla::tool {
+namespace {
+
+constexpr std::int64_t chunk = 64;         // columns that the kernel takes at a time
+constexpr std::int64_t window_chunks = 2;  // of a sliding window of 128, the first of two sources
+constexpr const char* swept_kernel = "decode_latency";
+constexpr int most_splits = 16;  // CTAs of a cluster
+
+struct Grid {
+    Record record;
+    std::int64_t sources;
+    std::vector<std::int64_t> rows, heads, chunks;
+};
+
+std::vector<Grid> grids() {
+    return {{Record::fp8_576,
+             1,
+             {1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 128},
+             {8, 16, 32, 48, 64, 96, 128},
+             {1, 2, 3, 4, 5, 8, 10, 16, 32}},
+            {Record::fp8_512, 2, {1, 2, 4, 6, 8, 12, 16, 32, 64, 128}, {8, 16, 32, 64, 128}, {3, 6, 10, 18, 34}},
+            {Record::fp8_512, 1, {1, 2, 4, 6, 8, 12, 16, 32, 64, 128}, {8, 16, 32, 64, 128}, {1, 2, 4}}};
+}
+
+/// Stages in the order in which they are worth a measurement: two, all in flight, then what is between.
+std::vector<int> stages_for(std::int64_t chunks_of_cta) {
+    if (chunks_of_cta <= 1) return {1};
+    if (chunks_of_cta == 2) return {2, 1};
+    if (chunks_of_cta == 3) return {2, 3, 1};
+    return {2, 4, 3, 1};
+}
+
+/// The first two numbers of stages with which a layout can be launched.
+void add_plans(std::vector<Plan>& plans, const SweepPoint& point, const DeviceSpec& device, PlanOptions options) {
+    constexpr std::size_t most = 2;
+    const std::size_t before = plans.size();
+    const Problem problem = point.shape().problem(device.device);
+    const auto wanted = options.stages;
+    for (const int stages : stages_for((point.chunks + *options.splits - 1) / *options.splits)) {
+        if (plans.size() == before + most) return;
+        if (wanted && *wanted != stages) continue;
+        options.stages = stages;
+        if (supports(problem, device, options)) plans.push_back(make_plan(problem, device, options));
+    }
+}
+
+auto point_key(const SweepResult& result) {
+    return std::tuple(result.gpu, result.d_qk, result.sources, result.rows, result.heads, result.chunks);
+}
+
+Json to_json(const SweepResult& result) {
+    return {{"gpu", result.gpu},         {"d_qk", result.d_qk},
+            {"sources", result.sources}, {"rows", result.rows},
+            {"heads", result.heads},     {"chunks", result.chunks},
+            {"splits", result.splits},   {"tile_heads", result.tile_heads},
+            {"stages", result.stages},   {"us", result.us}};
+}
+
+/// Throws what the JSON library throws.
+SweepResult from_json(const Json& json) {
+    const auto integer = [&](const char* name) { return json.at(name).get<std::int64_t>(); };
+    return {.gpu = json.at("gpu").get<std::string>(),
+            .d_qk = integer("d_qk"),
+            .sources = integer("sources"),
+            .rows = integer("rows"),
+            .heads = integer("heads"),
+            .chunks = integer("chunks"),
+            .splits = integer("splits"),
+            .tile_heads = integer("tile_heads"),
+            .stages = integer("stages"),
+            .us = json.at("us").get<double>()};
+}
+
+std::string read_text(const std::string& path) {
+    std::ifstream file(path, std::ios::binary);
+    if (!file && errno == ENOENT) return "";
+    std::ostringstream text;
+    if (file) text << file.rdbuf();
+    if (!file || file.bad()) throw Error(ErrorKind::io, path, "a file that can be read", std::strerror(errno));
+    return text.str();
+}
+
+}  // namespace
+
+harness::ChainShape SweepPoint::shape() const {
+    harness::ChainShape shape{.rows = rows, .heads = heads, .sources = {}, .sinks = sources == 2};
+    const auto add = [&](std::int64_t width) {
+        shape.sources.push_back({.record = record, .width = width, .active = width});
+    };
+    if (sources == 2) add(window_chunks * chunk);
+    add((sources == 2 ? chunks - window_chunks : chunks) * chunk);
+    return shape;
+}
+
+std::string SweepPoint::text() const {
+    return fmt::format("{} x {}, {}, {}, {}", to_string(record), sources, plural(rows, "row"), plural(heads, "head"),
+                       plural(chunks, "chunk"));
+}
+
+std::vector<SweepPoint> sweep_points() {
+    std::vector<SweepPoint> points;
+    for (const Grid& grid : grids())
+        for (const std::int64_t rows : grid.rows)
+            for (const std::int64_t heads : grid.heads)
+                for (const std::int64_t chunks : grid.chunks)
+                    points.push_back({.record = grid.record,
+                                      .sources = grid.sources,
+                                      .rows = rows,
+                                      .heads = heads,
+                                      .chunks = chunks});
+    std::ranges::stable_sort(points, {}, &SweepPoint::rows);
+    return points;
+}
+
+std::vector<Plan> sweep_plans(const SweepPoint& point, const DeviceSpec& device, const PlanOptions& options,
+                              std::size_t limit) {
+    std::vector<Plan> plans;
+    for (const int tile_heads : {16, 32, 64})
+        for (int splits = 1; splits <= std::min<std::int64_t>(most_splits, point.chunks); ++splits) {
+            if (options.tile_heads.value_or(tile_heads) != tile_heads) continue;
+            if (options.splits.value_or(splits) != splits) continue;
+            PlanOptions layout = options;
+            layout.kernel = swept_kernel;
+            layout.tile_heads = tile_heads;
+            layout.splits = splits;
+            add_plans(plans, point, device, layout);
+        }
+    std::ranges::stable_sort(plans, {}, &Plan::expected_us);
+    if (plans.size() > limit) plans.erase(plans.begin() + static_cast<std::ptrdiff_t>(limit), plans.end());
+    return plans;
+}
+
+std::string SweepResult::layout_key() const {
+    return fmt::format("{} {} {} {} {} {}: {} {} {}", gpu, d_qk, sources, rows, heads, chunks, splits, tile_heads,
+                       stages);
+}
+
+SweepResult result_of(const SweepPoint& point, const Plan& plan, double us) {
+    const Tiling tiling = plan.tiling.value_or(Tiling{});
+    return {.gpu = plan.device.name,
+            .d_qk = d_qk(plan.problem),
+            .sources = point.sources,
+            .rows = point.rows,
+            .heads = point.heads,
+            .chunks = point.chunks,
+            .splits = plan.schedule.splits,
+            .tile_heads = tiling.heads,
+            .stages = tiling.stages,
+            .us = us};
+}
+
+SweepLog::SweepLog(std::string path) : path_(std::move(path)) {
+    if (path_.empty()) return;
+    check_output_path(path_);
+    const std::string text = read_text(path_);
+    std::size_t begin = 0;
+    for (std::size_t number = 1;; ++number) {
+        const std::size_t end = text.find('\n', begin);
+        if (end == std::string::npos) break;
+        try {
+            keep(from_json(Json::parse(text.substr(begin, end - begin))));
+        } catch (const Json::exception& error) {
+            throw Error(ErrorKind::malformed_file, fmt::format("{}, line {}", path_, number), "a result of a sweep",
+                        error.what());
+        }
+        begin = end + 1;
+    }
+    if (begin != text.size()) write_file(path_, text.substr(0, begin));
+}
+
+void SweepLog::keep(const SweepResult& result) {
+    results_.push_back(result);
+    keys_.insert(result.layout_key());
+}
+
+void SweepLog::add(const SweepResult& result) {
+    keep(result);
+    if (path_.empty()) return;
+    std::ofstream file(path_, std::ios::app | std::ios::binary);
+    file << to_json(result).dump() << '\n' << std::flush;
+    if (!file) throw Error(ErrorKind::io, path_, "a file that can be written", std::strerror(errno));
+}
+
+std::string tuning_table_text(const std::vector<SweepResult>& results) {
+    std::map<decltype(point_key({})), SweepResult> best;
+    for (const SweepResult& result : results) {
+        const auto [found, added] = best.try_emplace(point_key(result), result);
+        if (!added && result.us < found->second.us) found->second = result;
+    }
+    std::string text =
+        "// Written by `sparsemla bench --sweep --write-table`; a line is a row of TuningRow (tuning_table.h):\n"
+        "// {gpu, d_qk, sources, rows, heads, chunks, splits, tile_heads, stages, us},\n";
+    for (const auto& [key, row] : best)
+        text += fmt::format("{{\"{}\", {}, {}, {}, {}, {}, {}, {}, {}, {:.2f}}},\n", row.gpu, row.d_qk, row.sources,
+                            row.rows, row.heads, row.chunks, row.splits, row.tile_heads, row.stages, row.us);
+    return text;
+}
+
+}  // namespace sparsemla::tool
