@@ -345,7 +345,7 @@ Subcommand add_bench(CLI::App& parent) {
     app->add_option("--filter,--shape", flags->filter, "only problems whose name contains this")->type_name("TEXT");
     add_run_flags(*app, flags->run, true);
     integer_option(*app, "--repeat,--repeats", flags->repeat, 1, 1'000'000,
-                   "timed calls per problem and kernel (default 15), or replays of a graph (latency 30, sweep 7)");
+                   "timed calls per problem and kernel (default 15), or replays of a graph (latency 30, sweep 5)");
     const CLI::Option* json = add_output_flags(*app, *flags);
     add_latency_flags(*app, *flags);
     add_sweep_flags(*app, *flags);

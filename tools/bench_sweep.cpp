@@ -1,6 +1,7 @@
 // bench --sweep: the fastest layout of every point of a grid of problems, for the plan's table.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 
 #include "tools/bench.h"
@@ -11,8 +12,12 @@ namespace sparsemla::tool {
 namespace {
 
 constexpr std::size_t layouts_of_point = 8;
-constexpr int calls = 50;
-constexpr int default_repeats = 7;
+constexpr int default_repeats = 5;
+
+/// Decodes of a graph: enough that its launch, some 2 us, does not matter, and no more.
+int calls_of(const Plan& plan) {
+    return static_cast<int>(std::clamp(600 / std::max(plan.expected_us, 1.0), 10.0, 50.0));
+}
 
 struct Progressed {
     std::size_t done = 0;      ///< points whose layouts are all measured
@@ -27,7 +32,7 @@ std::size_t measure_point(const SweepPoint& point, const std::vector<Plan>& plan
         SweepResult result = result_of(point, plan, 0);
         if (log.holds(result)) continue;
         if (measured == 0) timer.load(point.shape(), 0);
-        result.us = timer.warm(plan, calls, repeats).median;
+        result.us = timer.warm(plan, calls_of(plan), repeats).median;
         log.add(result);
         ++measured;
     }
