@@ -37,12 +37,11 @@ constexpr std::size_t round_up(std::size_t bytes, std::size_t to) { return (byte
 /// Barriers, masks, maxima, sums and weights: SmallShared of cuda/decode_latency.cuh.
 constexpr std::size_t small_shared_bytes(int heads) {
     return round_up(
-        16 + 16 * max_stages + 2 * warps * max_stages + std::size_t(heads) * 4 * (2 * max_splits + max_splits + 2),
+        16 + 16 * max_stages + 2 * warps * max_stages + std::size_t(heads) * 4 * (2 * max_splits + max_splits + 1),
         1024);
 }
 
-/// Byte offsets in a CTA's shared memory. The inbox lies where query and partial scores were: peers write to it once
-/// the whole cluster has its weights.
+/// Byte offsets in a CTA's shared memory. The inbox is memory of its own: peers may write to it at any time.
 struct SharedLayout {
     std::size_t weights = 0;  ///< P: f16 [heads][64], 128-byte swizzle
     std::size_t query = 0;    ///< halves [d_qk / 16][heads][16], 32-byte swizzle
@@ -58,11 +57,10 @@ constexpr SharedLayout shared_layout(int heads, int d_qk, int splits, int stages
     layout.weights = small_shared_bytes(heads);
     layout.query = layout.weights + std::size_t(heads) * chunk * 2;
     layout.scores = layout.query + std::size_t(d_qk) * heads * 2;
-    layout.inbox = layout.query;
-    const std::size_t scores_end = layout.scores + std::size_t(warpgroups) * heads * score_pitch * 4;
+    layout.inbox = layout.scores + std::size_t(warpgroups) * heads * score_pitch * 4;
     const std::size_t inbox_bytes =
         splits == 1 ? 0 : std::size_t(splits) * units_of_cta(splits) * (heads / 8) * quad_bytes;
-    layout.stages = round_up(std::max(scores_end, layout.inbox + inbox_bytes), 128);
+    layout.stages = round_up(layout.inbox + inbox_bytes, 128);
     layout.bytes = layout.stages + std::size_t(stages) * chunk * record_pitch(d_qk);
     return layout;
 }

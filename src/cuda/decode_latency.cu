@@ -44,7 +44,8 @@ __device__ void set_up(const Params& params, const Place<T>& at) {
         fence_mbarrier_init();
     }
     if (params.trigger == Trigger::start) launch_dependent_grids();
-    __syncthreads();  // the barriers of the stages are ready
+    arrive_at_cluster();
+    wait_for_cluster();  // all barriers of the cluster are there
 }
 
 /// Stages in turn: the number of a chunk's stage, and the phase of its barriers.
@@ -89,9 +90,13 @@ struct Partial {
 template <class T>
 __device__ void weigh_chunk(const Params& params, const Place<T>& at, int stage, Partial<T>& partial,
                             FragmentA (&values)[2][4]) {
+    constexpr bool both_meanwhile = T::heads == 16;  // more heads leave too few registers
     {
         float scores[T::heads / 2];
-        compute_scores(at, stage, scores, [&] { load_values(at, stage, at.unit(0), values[0]); });
+        compute_scores(at, stage, scores, [&] {
+            load_values(at, stage, at.unit(0), values[0]);
+            if (both_meanwhile) load_values(at, stage, at.unit(1), values[1]);
+        });
         //@ scores
         store_scores(at, scores);
     }
@@ -100,7 +105,7 @@ __device__ void weigh_chunk(const Params& params, const Place<T>& at, int stage,
     softmax(params, at, partial.factors.score, stage, partial.running);
     //@ softmax
     fence_async_proxy();
-    load_values(at, stage, at.unit(1), values[1]);
+    if (!both_meanwhile) load_values(at, stage, at.unit(1), values[1]);
     sync_multipliers();  // P is there
     //@ values
 }
@@ -113,24 +118,30 @@ __device__ void leave_stage(const Place<T>& at, int stage) {
     if (at.lane == 0) arrive(at.empty(stage));
 }
 
-/// values of one chunk: one unit after the other, done(i) once unit i's sums are in registers.
+/// values of one chunk: unit after unit, two under way; done(i) once unit i's sums are in registers.
 template <class T, class Done>
 __device__ void add_values(const Place<T>& at, int stage, bool first, Outputs<T>& outputs, FragmentA (&values)[2][4],
                            const Done& done) {
 #pragma unroll
-    for (int i = 0; i < units_of_warp; ++i) {
+    for (int i = 0; i < 2; ++i) {
         pin(outputs[i]);
-        start_values<T>(at, outputs[i], values[i % 2], first);
-        if (i == 0) continue;
-        wait_for_mma<1>();
-        pin(outputs[i - 1]);
-        if (i + 1 < units_of_warp) load_values(at, stage, at.unit(i + 1), values[(i + 1) % 2]);
-        if (i + 2 == units_of_warp) leave_stage(at, stage);
-        done(i - 1);
+        start_values<T>(at, outputs[i], values[i], first);
     }
-    wait_for_mma<0>();
-    pin(outputs[units_of_warp - 1]);
-    done(units_of_warp - 1);
+#pragma unroll
+    for (int i = 0; i < units_of_warp; ++i) {
+        if (i + 1 < units_of_warp)
+            wait_for_mma<1>();
+        else
+            wait_for_mma<0>();
+        pin(outputs[i]);
+        if (i + 2 < units_of_warp) {
+            load_values(at, stage, at.unit(i + 2), values[i % 2]);
+            if (i + 3 == units_of_warp) leave_stage(at, stage);
+            pin(outputs[i + 2]);
+            start_values<T>(at, outputs[i + 2], values[i % 2], first);
+        }
+        done(i);
+    }
 }
 
 /// All chunks of this CTA but for the values of the last one; returns its stage.
@@ -202,14 +213,12 @@ __device__ void write_together(const Params& params, const Place<T>& at, const C
 template <class T>
 __device__ void exchange(const Params& params, const Place<T>& at, int stage, bool first, Partial<T>& partial,
                          FragmentA (&values)[2][4]) {
-    arrive_at_cluster();  // nobody here reads query or scores any more
-    sum_lanes<T>(partial.running);
     const bool stores = params.transport == Transport::stores;
     add_values<T>(at, stage, first, partial.outputs, values, [&](int i) {
         if (i == 0) {
-            wait_for_cluster();
-            //@ cluster
+            sum_lanes<T>(partial.running);
             send_stats<T>(params, at, partial.running);
+            //@ sent_stats
         }
         if (stores) send_unit<T>(params, at, at.unit(i), partial.outputs[i]);
     });
@@ -230,6 +239,31 @@ __device__ Inputs<T> find_inputs(const Params& params, const Place<T>& at) {
     return inputs;
 }
 
+/// What the warps that multiply do: a row's part of this CTA, and its share of the merge.
+template <class T>
+__device__ void multiply(const Params& params, const Place<T>& at, const Columns& columns, QueryLoader<T>& query) {
+    const int senders = __popc(columns.splits);
+    const bool sends = columns.has_split(at.split);
+    if (senders == 0) return write_empty<T>(params, at);
+    if (threadIdx.x == 0 && senders > 1) expect_partials(params, at, senders - (sends ? 1 : 0));
+    if (!sends) return write_together<T>(params, at, columns);
+    query.store_all(params, at);
+    fence_async_proxy();
+    sync_multipliers();  // the query is there
+    //@ query
+    Partial<T> partial;
+    FragmentA values[2][4];
+    bool first = true;
+    const int stage = add_chunks(params, at, columns, partial, values, first);
+    if (senders == 1) {
+        add_values<T>(at, stage, first, partial.outputs, values, [](int) {});
+        write_alone(params, at, columns, partial);
+    } else {
+        exchange(params, at, stage, first, partial, values);
+        write_together<T>(params, at, columns);
+    }
+}
+
 template <class T>
 __global__ void __launch_bounds__(threads(T::one_chunk), 1) decode(const __grid_constant__ Params params) {
     extern __shared__ __align__(1024) unsigned char shared[];
@@ -239,46 +273,21 @@ __global__ void __launch_bounds__(threads(T::one_chunk), 1) decode(const __grid_
     //@ start
     wait_for_prerequisite_grids();
     //@ waited
-
     const int slot = load_slot(inputs.slot);
     QueryLoader<T> query;
     query.load(at, inputs.query);
     const Columns columns = columns_of_row(params, inputs, at.lane, at.split);
-    const int senders = __popc(columns.splits);
-    const bool sends = (columns.splits >> at.split & 1) != 0;
-    const bool alone = senders <= 1;
-    if (alone && !sends && !(senders == 0 && at.split == 0)) return;
+    if (!columns.concern(at.split)) return;
     //@ counts
-    if (at.gathers()) gather_chunks(params, at, columns, slot);
-    if (!at.multiplies()) return;
-    if (senders == 0) return write_empty<T>(params, at);
-
-    if (threadIdx.x == 0 && !alone) expect_partials(params, at, senders - (sends ? 1 : 0));
-    if (!sends) {
-        arrive_at_cluster();
-        wait_for_cluster();
-        return write_together<T>(params, at, columns);
-    }
-    query.store(at, 0);
-#pragma unroll 1
-    for (int group = 1; group < T::heads / 16; ++group) {
-        query.load(at, QueryLoader<T>::pointer(params, at, group));
-        query.store(at, group);
-    }
-    fence_async_proxy();
-    sync_multipliers();  // the query is there
-    //@ query
-
-    Partial<T> partial;
-    FragmentA values[2][4];
-    bool first = true;
-    const int stage = add_chunks(params, at, columns, partial, values, first);
-    if (alone) {
-        add_values<T>(at, stage, first, partial.outputs, values, [](int) {});
-        write_alone(params, at, columns, partial);
+    if constexpr (T::one_chunk) {
+        gather_chunks(params, at, columns, slot);
+        multiply(params, at, columns, query);
+    } else if (at.gathers()) {
+        if (T::heads > 16) keep_registers<40>();
+        gather_chunks(params, at, columns, slot);
     } else {
-        exchange(params, at, stage, first, partial, values);
-        write_together<T>(params, at, columns);
+        if (T::heads > 16) take_registers<232>();  // 4 warps of 40 and 8 of 232 are what 12 of 168 are
+        multiply(params, at, columns, query);
     }
 }
 

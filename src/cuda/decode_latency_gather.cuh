@@ -23,6 +23,12 @@ struct Columns {
         const int distance = split - params.second_begin_split;
         return second_begin + distance + (distance < 0 ? params.splits : 0);
     }
+    __device__ bool has_split(int split) const { return (splits >> split & 1) != 0; }
+    /// Whether a CTA has anything to do: where only one split has columns, its CTA writes the row, and where none has,
+    /// CTA 0 does; otherwise all of them merge.
+    __device__ bool concern(int split) const {
+        return __popc(splits) > 1 || has_split(split) || (splits == 0 && split == 0);
+    }
     __device__ bool is_second(int number) const { return number >= second_begin; }
     __device__ bool has(int number) const {
         return number < first_end || (number >= second_begin && number < second_end);
@@ -181,6 +187,16 @@ struct QueryLoader {
             const SharedAddress step = to + round * warps * 2 * T::query_step_bytes;
             store_shared(step + T::QueryTile::byte(head, 0), low);
             store_shared(step + T::QueryTile::byte(head, 1), high);
+        }
+    }
+
+    /// All heads of the CTA; `loaded` holds the first 16.
+    __device__ void store_all(const Params& params, const Place<T>& at) {
+        store(at, 0);
+#pragma unroll 1
+        for (int group = 1; group < T::heads / 16; ++group) {
+            load(at, pointer(params, at, group));
+            store(at, group);
         }
     }
 

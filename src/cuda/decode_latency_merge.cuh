@@ -26,7 +26,7 @@ __device__ float2 stats_of_lane(const Running (&running)[T::heads_of_warp], int 
     return stats;
 }
 
-/// The warp's maxima and sums to every CTA of the cluster, two CTAs a step: lane l sends head l % 16 to CTA l / 16.
+/// The warp's maxima and sums to every CTA of the cluster, a lane for each head and CTA.
 template <class T>
 __device__ void send_stats(const Params& params, const Place<T>& at, const Running (&running)[T::heads_of_warp]) {
     static_assert(T::heads_of_warp <= 16);
@@ -35,10 +35,12 @@ __device__ void send_stats(const Params& params, const Place<T>& at, const Runni
     const float2 stats = stats_of_lane<T>(running, i);
     const SharedAddress to = at.stats(at.split, T::heads_of_warp * at.warp + i);
     const SharedAddress barrier = at.stats_barrier();
-    for (int cta = at.lane / T::heads_of_warp; cta < at.splits; cta += ctas) {
+#pragma unroll
+    for (int first = 0; first < max_splits; first += ctas) {
+        const int cta = first + at.lane / T::heads_of_warp;
         if (cta == at.split)
             store_shared(to, stats.x, stats.y);
-        else
+        else if (cta < at.splits)
             store_async(map_to_cta(to, cta), stats.x, stats.y, map_to_cta(barrier, cta));
     }
 }
@@ -134,33 +136,37 @@ __device__ float value_factor_of_split(const Params& params, const Columns& colu
     return factors_of(params, source).values * params.inverse_p_scale;
 }
 
-/// The warp's heads of the row from the stats of their splits: weights, factors, lse. Half a warp a head, a lane a
-/// split.
+/// What two lanes' halves of a warp agree on: reductions over the 16 lanes of a half, as far as there are splits.
+template <class Combine>
+__device__ float over_splits(float value, int splits, const Combine& combine) {
+#pragma unroll
+    for (int distance = 1; distance < max_splits; distance *= 2)
+        if (distance < splits) value = combine(value, __shfl_xor_sync(all_lanes, value, distance));
+    return value;
+}
+
+/// The warp's heads of the row from the stats of their splits: lse, and what each split's sums are worth in the output.
+/// Half a warp a head, a lane a split.
 template <class T>
 __device__ void weigh_splits(const Params& params, const Place<T>& at, const Columns& columns, bool writes_lse) {
-    static_assert(max_splits == 16);
-    constexpr int together = T::heads_of_warp < 2 ? 1 : 2;
+    static_assert(max_splits == 16 && T::heads_of_warp % 2 == 0);
     const int split = at.lane % 16;
-    const bool mine = (columns.splits >> split & 1) != 0 && at.lane / 16 < together;
+    const bool mine = (columns.splits >> split & 1) != 0;
     const float value_factor = value_factor_of_split<T>(params, columns, split);
 #pragma unroll
-    for (int i = 0; i < T::heads_of_warp; i += together) {
-        const int head = T::heads_of_warp * at.warp + i + at.lane / 16 % together;
-        const float2 stats = mine ? load_shared<float2>(at.stats(split, head)) : float2{-INFINITY, 0};
-        float max = stats.x;
-#pragma unroll
-        for (int distance = 1; distance < max_splits; distance *= 2)
-            if (distance < at.splits) max = fmaxf(max, __shfl_xor_sync(all_lanes, max, distance));
-        const float weight = stats.x == -INFINITY ? 0 : exp2_approximate(stats.x - max);
-        float sum = weight * stats.y;
-#pragma unroll
-        for (int distance = 1; distance < max_splits; distance *= 2)
-            if (distance < at.splits) sum += __shfl_xor_sync(all_lanes, sum, distance);
-        if (mine) store_shared(at.weight(split, head), weight * value_factor);
+    for (int i = 0; i < T::heads_of_warp; i += 2) {
+        const int head = T::heads_of_warp * at.warp + i + at.lane / 16;
         const int head_of_row = at.first_head + head;
-        if (split != 0 || at.lane / 16 >= together || head_of_row >= params.heads) continue;
-        store_shared(at.factor(head), output_factor(params, head_of_row, max, sum));
-        if (writes_lse) write_lse(params, at.row, head_of_row, max, sum);
+        const float2 stats = mine ? load_shared<float2>(at.stats(split, head)) : float2{-INFINITY, 0};
+        // Lanes past the splits hold the identity, and the lanes below them do not look there.
+        const float max = __shfl_sync(
+            all_lanes, over_splits(stats.x, at.splits, [](float x, float y) { return fmaxf(x, y); }), at.lane & 16);
+        const float weight = stats.x == -INFINITY ? 0 : exp2_approximate(stats.x - max);
+        const float sum = __shfl_sync(
+            all_lanes, over_splits(weight * stats.y, at.splits, [](float x, float y) { return x + y; }), at.lane & 16);
+        const float factor = head_of_row < params.heads ? output_factor(params, head_of_row, max, sum) : 0;
+        if (mine) store_shared(at.weight(split, head), weight * value_factor * factor);
+        if (writes_lse && split == 0 && head_of_row < params.heads) write_lse(params, at.row, head_of_row, max, sum);
     }
 }
 
@@ -191,23 +197,20 @@ struct Destination {
     }
 };
 
-/// Four sums of a lane in a quad: dims 2g, 2g + 1 of heads 2t, 2t + 1. `factor`: of those heads.
+/// Four outputs of a lane in a quad: dims 2g, 2g + 1 of heads 2t, 2t + 1.
 template <class T>
-__device__ void store_quad(const Params& params, const Destination<T>& to, int unit, int quad, const float4& sums,
-                           const float2& factor) {
+__device__ void store_quad(const Params& params, const Destination<T>& to, int unit, int quad, const float4& outputs) {
     const std::int64_t element = to.element + 8 * quad * params.out_head_stride + unit * unit_dims;
     const std::int64_t next = element + params.out_head_stride;
     const bool first = 8 * quad < to.heads_left;
     const bool second = 8 * quad + 1 < to.heads_left;
     if (params.out_pairs) {  // BF16, and 4-byte aligned
-        const std::uint32_t x = f32x2_to_bf16x2(sums.x * factor.x, sums.z * factor.x);
-        const std::uint32_t y = f32x2_to_bf16x2(sums.y * factor.y, sums.w * factor.y);
-        if (first) *reinterpret_cast<std::uint32_t*>(params.out + 2 * element) = x;
-        if (second) *reinterpret_cast<std::uint32_t*>(params.out + 2 * next) = y;
+        if (first) *reinterpret_cast<std::uint32_t*>(params.out + 2 * element) = f32x2_to_bf16x2(outputs.x, outputs.z);
+        if (second) *reinterpret_cast<std::uint32_t*>(params.out + 2 * next) = f32x2_to_bf16x2(outputs.y, outputs.w);
         return;
     }
-    if (first) store_elements(params, element, sums.x * factor.x, sums.z * factor.x);
-    if (second) store_elements(params, next, sums.y * factor.y, sums.w * factor.y);
+    if (first) store_elements(params, element, outputs.x, outputs.z);
+    if (second) store_elements(params, next, outputs.y, outputs.w);
 }
 
 /// No split has columns: +0 and -inf, by CTA 0.
@@ -226,57 +229,72 @@ __device__ void store_outputs(const Params& params, const Place<T>& at, const Ou
     const Destination<T> to(params, at);
 #pragma unroll
     for (int j = 0; j < T::quads; ++j) {
-        const int head = 8 * j + 2 * (at.lane % 4);
-        const float2 weight = load_shared<float2>(at.weight(at.split, head));
-        const float2 factor = load_shared<float2>(at.factor(head));
+        const float2 weight = load_shared<float2>(at.weight(at.split, 8 * j + 2 * (at.lane % 4)));
 #pragma unroll
         for (int i = 0; i < units_of_warp; ++i)
             store_quad(params, to, at.unit(i), j,
                        {outputs[i][4 * j] * weight.x, outputs[i][4 * j + 1] * weight.y,
-                        outputs[i][4 * j + 2] * weight.x, outputs[i][4 * j + 3] * weight.y},
-                       factor);
+                        outputs[i][4 * j + 2] * weight.x, outputs[i][4 * j + 3] * weight.y});
     }
 }
 
-/// sums += weight * part of `kSplits` splits, for a quad. Loads come before sums: their latencies overlap. Splits
-/// without columns have sent nothing, and are left out.
+/// A quad of a unit that a warp merges: where its partial sums and their weights lie, of split 0.
+struct MergeJob {
+    bool exists;
+    int unit, quad;
+    SharedAddress parts, weights;
+};
+
+template <class T>
+__device__ MergeJob merge_job(const Params& params, const Place<T>& at, int job) {
+    const int quad = job % T::quads;
+    return {.exists = job < units_here(params, at.split) * T::quads,
+            .unit = at.split * params.units_of_cta + job / T::quads,
+            .quad = quad,
+            .parts = at.base + T::layout.inbox + job * quad_bytes + at.lane * 16,
+            .weights = at.weight(0, 8 * quad + 2 * (at.lane % 4))};
+}
+
+/// sums[j] += weight * part of `kSplits` splits for two jobs. All loads come before the sums, so that their latencies
+/// overlap. Splits without columns have sent nothing, and are left out.
 template <class T, int kSplits>
-__device__ void add_splits(SharedAddress parts, std::uint32_t split_bytes, SharedAddress weights, std::uint32_t splits,
-                           float4& sums) {
-    float2 weight[kSplits];
-    float4 part[kSplits];
+__device__ void add_splits(const MergeJob (&jobs)[2], int first, std::uint32_t split_bytes, std::uint32_t splits,
+                           float4 (&sums)[2]) {
+    float2 weight[2][kSplits];
+    float4 part[2][kSplits];
 #pragma unroll
-    for (int i = 0; i < kSplits; ++i) {
-        weight[i] = {0, 0};
-        part[i] = {0, 0, 0, 0};
-        if ((splits >> i & 1) == 0) continue;
-        weight[i] = load_shared<float2>(weights + i * T::heads * 4);
-        part[i] = load_shared<float4>(parts + i * split_bytes);
-    }
+    for (int j = 0; j < 2; ++j)
 #pragma unroll
-    for (int i = 0; i < kSplits; ++i) {
-        sums.x += weight[i].x * part[i].x;
-        sums.y += weight[i].y * part[i].y;
-        sums.z += weight[i].x * part[i].z;
-        sums.w += weight[i].y * part[i].w;
-    }
+        for (int i = 0; i < kSplits; ++i) {
+            weight[j][i] = {0, 0};
+            part[j][i] = {0, 0, 0, 0};
+            if (!jobs[j].exists || (splits >> (first + i) & 1) == 0) continue;
+            weight[j][i] = load_shared<float2>(jobs[j].weights + (first + i) * T::heads * 4);
+            part[j][i] = load_shared<float4>(jobs[j].parts + (first + i) * split_bytes);
+        }
+#pragma unroll
+    for (int j = 0; j < 2; ++j)
+#pragma unroll
+        for (int i = 0; i < kSplits; ++i) {
+            sums[j].x += weight[j][i].x * part[j][i].x;
+            sums[j].y += weight[j][i].y * part[j][i].y;
+            sums[j].z += weight[j][i].x * part[j][i].z;
+            sums[j].w += weight[j][i].y * part[j][i].w;
+        }
 }
 
-/// This CTA's units of the output over all splits, in split order; a quad of a unit at a time by each warp.
+/// This CTA's units of the output over all splits, in split order; two quads at a time by each warp.
 template <class T>
 __device__ void merge_units(const Params& params, const Place<T>& at, std::uint32_t splits) {
-    const int jobs = units_here(params, at.split) * T::quads;
     const std::uint32_t split_bytes = inbox_of_split<T>(params, 1);
     const Destination<T> to(params, at);
-    for (int job = at.warp; job < jobs; job += warps) {
-        const int quad = job % T::quads;
-        const int head = 8 * quad + 2 * (at.lane % 4);
-        const SharedAddress parts = at.base + T::layout.inbox + job * quad_bytes + at.lane * 16;
-        float4 sums = {0, 0, 0, 0};
-        for (int first = 0; first < at.splits; first += 4)
-            add_splits<T, 4>(parts + first * split_bytes, split_bytes, at.weight(first, head), splits >> first, sums);
-        store_quad(params, to, at.split * params.units_of_cta + job / T::quads, quad, sums,
-                   load_shared<float2>(at.factor(head)));
+    for (int job = at.warp; job < units_here(params, at.split) * T::quads; job += 2 * warps) {
+        const MergeJob jobs[2] = {merge_job(params, at, job), merge_job(params, at, job + warps)};
+        float4 sums[2] = {};
+        for (int first = 0; first < at.splits; first += 4) add_splits<T, 4>(jobs, first, split_bytes, splits, sums);
+#pragma unroll
+        for (int j = 0; j < 2; ++j)
+            if (jobs[j].exists) store_quad(params, to, jobs[j].unit, jobs[j].quad, sums[j]);
     }
 }
 

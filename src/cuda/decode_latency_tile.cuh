@@ -22,9 +22,8 @@ struct SmallShared {
     std::uint64_t empty[max_stages];           ///< nobody reads the stage any more
     std::uint16_t present[max_stages][warps];  ///< bit i: column i of the gather warp's names a record
     float2 stats[max_splits][kHeads];          ///< of each split: maximum (log2), sum
-    float weight[max_splits][kHeads];          ///< of each split at the merge
+    float weight[max_splits][kHeads];          ///< of each split's sums in the output
     float keep[kHeads];                        ///< what older sums are worth after this chunk raised the maximum
-    float factor[kHeads];                      ///< from merged sums to the output
 };
 
 template <int kHeads, int kDqk, Half kQuery, bool kTwoSources, bool kOneChunk>
@@ -86,7 +85,6 @@ struct Place {
         return base + offsetof(typename T::Small, weight) + (of_split * T::heads + head) * 4;
     }
     __device__ SharedAddress keep(int head) const { return base + offsetof(typename T::Small, keep) + head * 4; }
-    __device__ SharedAddress factor(int head) const { return base + offsetof(typename T::Small, factor) + head * 4; }
     __device__ SharedAddress score(int group, int head, int key) const {
         return base + T::layout.scores + ((group * T::heads + head) * score_pitch + key) * 4;
     }

@@ -17,6 +17,16 @@ __device__ inline void sync_threads(int barrier, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
+// Registers of each thread of this warpgroup from here on: fewer are given back, more are waited for. sm_90a only.
+template <int kRegisters>
+__device__ inline void keep_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+__device__ inline void take_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
 // Before this, nothing that an earlier grid wrote may be read, and nothing written that it may still read.
 __device__ inline void wait_for_prerequisite_grids() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
