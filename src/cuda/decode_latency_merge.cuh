@@ -251,7 +251,7 @@ __device__ MergeJob merge_job(const Params& params, const Place<T>& at, int job)
     return {.exists = job < units_here(params, at.split) * T::quads,
             .unit = at.split * params.units_of_cta + job / T::quads,
             .quad = quad,
-            .parts = at.base + T::layout.inbox + job * quad_bytes + at.lane * 16,
+            .parts = static_cast<SharedAddress>(at.base + T::layout.inbox + job * quad_bytes + at.lane * 16),
             .weights = at.weight(0, 8 * quad + 2 * (at.lane % 4))};
 }
 
