@@ -71,7 +71,12 @@ void expect_shape(const Plan& plan, const LaunchShape& shape, std::int64_t rows)
     EXPECT_GE(shape.grid_y * tile, plan.problem.heads) << "heads without a CTA";
     EXPECT_LT((shape.grid_y - 1) * tile, std::max<std::int64_t>(plan.problem.heads, 1)) << "a CTA without heads";
 
-    EXPECT_EQ(shape.threads, latency::threads);
+    std::int64_t chunks = 0;
+    for (const SourceProblem& source : plan.problem.sources)
+        chunks += (source.width + latency::chunk - 1) / latency::chunk;
+    EXPECT_EQ(detail::has_one_chunk(plan), chunks <= plan.schedule.splits);
+    EXPECT_EQ(shape.threads, latency::threads(chunks <= plan.schedule.splits));
+    EXPECT_EQ(shape.threads % 128, 0) << "whole warpgroups";
     EXPECT_LE(shape.threads, 1024);
     EXPECT_LE(shape.shared_bytes, static_cast<std::size_t>(device.shared_memory_bytes));
     const std::size_t records = std::size_t{latency::chunk} * static_cast<std::size_t>(d_qk(plan.problem));
