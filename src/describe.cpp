@@ -20,6 +20,7 @@ constexpr Names<ColumnRule, 3> column_rules{{{ColumnRule::blocks, "blocks"},
                                              {ColumnRule::round_robin, "round_robin"}}};
 
 constexpr Names<Transport, 2> transports{{{Transport::stores, "stores"}, {Transport::bulk, "bulk"}}};
+constexpr Names<Gather, 2> gathers{{{Gather::copies, "copies"}, {Gather::bulk, "bulk"}}};
 constexpr Names<Trigger, 3> triggers{{{Trigger::start, "start"}, {Trigger::loaded, "loaded"}, {Trigger::end, "end"}}};
 
 template <class Enum, std::size_t n>
@@ -53,6 +54,7 @@ std::string_view name(PFormat format) { return name_in(p_formats, format); }
 std::string_view name(Anchor anchor) { return name_in(anchors, anchor); }
 std::string_view name(ColumnRule rule) { return name_in(column_rules, rule); }
 std::string_view name(Transport transport) { return name_in(transports, transport); }
+std::string_view name(Gather gather) { return name_in(gathers, gather); }
 std::string_view name(Trigger trigger) { return name_in(triggers, trigger); }
 
 std::optional<PFormat> find_p_format(std::string_view name) {
@@ -62,6 +64,7 @@ std::optional<PFormat> find_p_format(std::string_view name) {
 std::optional<Anchor> find_anchor(std::string_view name) { return find_in(anchors, name); }
 std::optional<ColumnRule> find_column_rule(std::string_view name) { return find_in(column_rules, name); }
 std::optional<Transport> find_transport(std::string_view name) { return find_in(transports, name); }
+std::optional<Gather> find_gather(std::string_view name) { return find_in(gathers, name); }
 std::optional<Trigger> find_trigger(std::string_view name) { return find_in(triggers, name); }
 
 std::string to_string(const Schedule& schedule) {
@@ -75,7 +78,8 @@ std::string to_string(const Schedule& schedule) {
 
 std::string to_string(const Tiling& tiling) {
     std::ostringstream text;
-    text << "heads=" << tiling.heads << " stages=" << tiling.stages << " transport=" << name(tiling.transport)
+    text << "heads=" << tiling.heads << " stages=" << tiling.stages << " cluster_tiles=" << tiling.cluster_tiles
+         << " gather=" << name(tiling.gather) << " transport=" << name(tiling.transport)
          << " trigger=" << name(tiling.trigger);
     return text.str();
 }

@@ -74,6 +74,7 @@ struct Layout {
     int splits = 1;
     int heads = head_tiles[0];
     int stages = 1;
+    int cluster_tiles = 1;
 };
 
 int tiles_of(const Problem& problem, int heads) {
@@ -90,20 +91,27 @@ SharedLayout shared_of(const Problem& problem, const Layout& layout) {
     return shared_layout(layout.heads, static_cast<int>(d_qk(problem)), layout.splits, layout.stages);
 }
 
-std::int64_t resident_clusters(const DeviceSpec& device, int splits) {
-    return device.resident_clusters[static_cast<std::size_t>(splits - 1)];
+/// 0 where the device has no cluster of that size.
+std::int64_t resident_clusters(const DeviceSpec& device, const Layout& layout) {
+    const auto ctas = static_cast<std::size_t>(layout.splits * layout.cluster_tiles);
+    return ctas > device.resident_clusters.size() ? 0 : device.resident_clusters[ctas - 1];
+}
+
+int clusters_of_row(const Problem& problem, const Layout& layout) {
+    return (tiles_of(problem, layout.heads) + layout.cluster_tiles - 1) / layout.cluster_tiles;
 }
 
 std::int64_t waves_of(const Problem& problem, const DeviceSpec& device, const Layout& layout) {
-    const std::int64_t clusters = problem.rows * tiles_of(problem, layout.heads);
-    const std::int64_t resident = resident_clusters(device, layout.splits);
+    const std::int64_t clusters = problem.rows * clusters_of_row(problem, layout);
+    const std::int64_t resident = resident_clusters(device, layout);
     return std::max<std::int64_t>(1, (clusters + resident - 1) / resident);
 }
 
 /// Why a layout cannot be launched, or nothing.
 std::optional<std::string> refuse_layout(const Problem& problem, const DeviceSpec& device, const Layout& layout) {
-    if (resident_clusters(device, layout.splits) < 1)
-        return must_be("splits", "a cluster size that the device can hold", std::to_string(layout.splits));
+    if (resident_clusters(device, layout) < 1)
+        return must_be("splits * cluster_tiles", "a cluster size that the device can hold",
+                       std::to_string(layout.splits * layout.cluster_tiles));
     const std::size_t bytes = shared_of(problem, layout).bytes;
     if (bytes > static_cast<std::size_t>(device.shared_memory_bytes))
         return must_be(
@@ -143,7 +151,10 @@ void for_each_layout(const Problem& problem, const PlanOptions& options, const V
             const std::int64_t chunks = (chunks_of(problem) + splits - 1) / splits;
             const int stages = options.stages.value_or(static_cast<int>(std::clamp<std::int64_t>(chunks, 1, 2)));
             for (int fewer = stages; fewer >= (options.stages ? stages : 1); --fewer)
-                visit(Layout{.splits = splits, .heads = heads, .stages = fewer});
+                visit(Layout{.splits = splits,
+                             .heads = heads,
+                             .stages = fewer,
+                             .cluster_tiles = options.cluster_tiles.value_or(1)});
         }
     }
 }
@@ -167,7 +178,7 @@ Layout fitted(const TuningRow& row, const Problem& problem) {
 
 /// The measured layout of the problem's size, where the caller leaves all of it to the plan and it can be launched.
 std::optional<Choice> measured_layout(const Problem& problem, const DeviceSpec& device, const PlanOptions& options) {
-    if (options.splits || options.tile_heads || options.stages) return std::nullopt;
+    if (options.splits || options.tile_heads || options.stages || options.cluster_tiles) return std::nullopt;
     const TuningRow* row = find_tuning(tuning_table(), {.gpu = device.name,
                                                         .d_qk = static_cast<int>(d_qk(problem)),
                                                         .sources = static_cast<int>(problem.sources.size()),
@@ -216,6 +227,9 @@ std::optional<std::string> refuse(const Problem& problem, const DeviceSpec& devi
     if (auto reason = refuse_schedule(options)) return reason;
     if (auto reason = refuse_range("splits", options.splits, 1, max_splits)) return reason;
     if (auto reason = refuse_range("stages", options.stages, 1, max_stages)) return reason;
+    if (auto reason = refuse_range("cluster_tiles", options.cluster_tiles, 1, max_splits)) return reason;
+    if (options.cluster_tiles.value_or(1) > 1 && options.gather.value_or(Gather::bulk) != Gather::bulk)
+        return must_be("gather", "bulk with cluster_tiles above 1", name(*options.gather));
     if (options.tile_heads && std::ranges::find(head_tiles, *options.tile_heads) == std::end(head_tiles))
         return must_be("tile_heads", "16 or 32", std::to_string(*options.tile_heads));
     const Choice choice = choose_layout(problem, device, options);
@@ -244,6 +258,8 @@ KernelPlan plan(const Problem& problem, const DeviceSpec& device, const PlanOpti
                        .row_capacity = problem.rows};
     result.tiling = Tiling{.heads = layout.heads,
                            .stages = layout.stages,
+                           .cluster_tiles = layout.cluster_tiles,
+                           .gather = options.gather.value_or(layout.cluster_tiles > 1 ? Gather::bulk : Gather::copies),
                            .transport = options.transport.value_or(Transport::stores),
                            .trigger = options.trigger.value_or(Trigger::loaded)};
     result.expected_us = choice.us;
@@ -263,10 +279,11 @@ void prepare(const Plan& plan, Memory, Stream) { prepare_latency(plan); }
 bool has_one_chunk(const Plan& plan) { return chunks_of(plan.problem) <= plan.schedule.splits; }
 
 LaunchShape latency_launch(const Plan& plan, std::int64_t rows) {
-    const Layout layout{plan.schedule.splits, plan.tiling->heads, plan.tiling->stages};
+    const Layout layout{plan.schedule.splits, plan.tiling->heads, plan.tiling->stages, plan.tiling->cluster_tiles};
     return {.grid_x = rows * layout.splits,
-            .grid_y = tiles_of(plan.problem, layout.heads),
+            .grid_y = clusters_of_row(plan.problem, layout) * layout.cluster_tiles,
             .cluster = layout.splits,
+            .cluster_tiles = layout.cluster_tiles,
             .threads = threads(has_one_chunk(plan)),
             .shared_bytes = shared_of(plan.problem, layout).bytes};
 }

@@ -8,11 +8,13 @@
 
 namespace sparsemla::detail {
 
-/// The grid of a call: clusters of `cluster` CTAs along x, one cluster for each row; tiles of heads along y.
+/// The grid of a call: along x clusters of `cluster` CTAs, one for each row; along y tiles of heads, `cluster_tiles` of
+/// them in a cluster.
 struct LaunchShape {
     std::int64_t grid_x = 0;
     int grid_y = 0;
     int cluster = 0;
+    int cluster_tiles = 1;
     int threads = 0;
     std::size_t shared_bytes = 0;
 };

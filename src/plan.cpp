@@ -70,6 +70,7 @@ void check_options(const PlanOptions& options) {
     check_known("p_format", options.p_format);
     check_known("anchor", options.anchor);
     check_known("columns", options.columns);
+    check_known("gather", options.gather);
     check_known("transport", options.transport);
     check_known("trigger", options.trigger);
 }

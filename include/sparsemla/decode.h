@@ -96,6 +96,12 @@ enum class Transport : std::uint8_t {
     bulk     ///< staged in shared memory, then one bulk copy for each CTA
 };
 
+/// How records come from the cache to a CTA's shared memory.
+enum class Gather : std::uint8_t {
+    copies,  ///< 16 bytes a thread
+    bulk     ///< a copy a record; the CTAs of a cluster that hold other heads of the row share each copy
+};
+
 /// When a GPU kernel lets the next one of its stream start (programmatic dependent launch). The next one waits for this
 /// one's end before it reads anything, if it was written for that; otherwise it starts after this one's end.
 enum class Trigger : std::uint8_t {
@@ -105,21 +111,25 @@ enum class Trigger : std::uint8_t {
 };
 
 std::string_view name(Transport transport);
+std::string_view name(Gather gather);
 std::string_view name(Trigger trigger);
 std::optional<Transport> find_transport(std::string_view name);
+std::optional<Gather> find_gather(std::string_view name);
 std::optional<Trigger> find_trigger(std::string_view name);
 
 /// How a GPU kernel is laid out over the device: choices for speed that never change a bit.
 struct Tiling {
-    int heads = 0;   ///< of a CTA
-    int stages = 0;  ///< chunks on their way to shared memory
+    int heads = 0;          ///< of a CTA
+    int stages = 0;         ///< chunks on their way to shared memory
+    int cluster_tiles = 1;  ///< tiles of heads in a cluster; more than 1 share the records that each gathers (bulk)
+    Gather gather = Gather::copies;
     Transport transport = Transport::stores;
     Trigger trigger = Trigger::loaded;
 
     friend bool operator==(const Tiling&, const Tiling&) = default;
 };
 
-/// "heads=16 stages=1 transport=stores trigger=loaded".
+/// "heads=16 stages=1 cluster_tiles=1 gather=copies transport=stores trigger=loaded".
 std::string to_string(const Tiling& tiling);
 
 /// Wishes of the caller; what is not given, the plan chooses.
@@ -133,6 +143,8 @@ struct PlanOptions {
     std::optional<int> chunk{};
     std::optional<int> tile_heads{};  ///< Tiling's fields, GPU kernels only
     std::optional<int> stages{};
+    std::optional<int> cluster_tiles{};
+    std::optional<Gather> gather{};
     std::optional<Transport> transport{};
     std::optional<Trigger> trigger{};
     bool allow_unverified =

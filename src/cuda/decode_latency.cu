@@ -23,7 +23,9 @@ __device__ Place<T> place_of(const Params& params, unsigned char* shared) {
     at.stages = at.base + params.stages_offset;
     at.row = static_cast<int>(cluster_of_grid_x());
     at.first_head = static_cast<int>(blockIdx.y) * T::heads;
-    at.split = static_cast<int>(cta_of_cluster());
+    at.split = static_cast<int>(cta_of_cluster_x());
+    at.tile = static_cast<int>(cta_of_cluster_y());
+    at.tiles = params.tiles;
     at.warp = __shfl_sync(all_lanes, static_cast<int>(threadIdx.x / 32), 0);  // uniform, and known to be
     at.lane = static_cast<int>(threadIdx.x % 32);
     at.splits = params.splits;
@@ -38,8 +40,9 @@ __device__ void set_up(const Params& params, const Place<T>& at) {
         init_mbarrier(at.stats_barrier(), 1);
         init_mbarrier(at.outputs_barrier(), 1);
         for (int stage = 0; stage < params.stages; ++stage) {
-            init_mbarrier(at.full(stage), 33 * T::gatherers);  // each lane's copies, and the warp's mask
-            init_mbarrier(at.empty(stage), warps);
+            // Of each gather warp one arrival, and those of its lanes' copies.
+            init_mbarrier(at.full(stage), (params.gather == Gather::copies ? 33 : 1) * T::gatherers);
+            init_mbarrier(at.empty(stage), warps * params.tiles);
         }
         fence_mbarrier_init();
     }
@@ -60,22 +63,33 @@ struct Turn {
     }
 };
 
+/// The stage's last use is over, in every CTA that its records go to.
+template <class T>
+__device__ void wait_until_empty(const Place<T>& at, const Turn& turn) {
+    wait_mbarrier(at.empty(turn.stage), turn.parity ^ 1);
+    fence_async_proxy();  // zeros of absent records before, bulk copies after
+}
+
 /// What the warps that gather do: all chunks of this CTA, as stages become free. Slots are loaded a chunk ahead; `slot`
 /// is that of the first chunk unless the counts say otherwise.
 template <class T>
 __device__ void gather_chunks(const Params& params, const Place<T>& at, const Columns& columns, int slot) {
     Turn turn;
+    int gathered = 0;
     int number = columns.next(at.split);
     if (number != at.split && columns.has(number)) slot = load_slot(slot_pointer(params, at, number));
-    for (bool first_round = true; columns.has(number);) {
-        if (!T::one_chunk && !first_round) wait_mbarrier(at.empty(turn.stage), turn.parity ^ 1);
+    for (; columns.has(number); ++gathered) {
+        if (!T::one_chunk && gathered >= params.stages) wait_until_empty(at, turn);
         gather_chunk(params, at, columns, slot, number, turn.stage);
         if (T::one_chunk) return;
         number = columns.next(number + at.splits);
         if (columns.has(number)) slot = load_slot(slot_pointer(params, at, number));
         turn.advance(params.stages);
-        first_round = first_round && turn.stage != 0;
     }
+    // Peers may still arrive at these barriers: this CTA must not end before.
+    if (params.tiles == 1) return;
+    if (gathered < params.stages) turn = {.stage = 0, .parity = 1};
+    for (int i = min(gathered, params.stages); i > 0; --i, turn.advance(params.stages)) wait_until_empty(at, turn);
 }
 
 /// A CTA's sums over its chunks.
@@ -110,12 +124,16 @@ __device__ void weigh_chunk(const Params& params, const Place<T>& at, int stage,
     //@ values
 }
 
-/// This warp reads the stage no more.
+/// This warp reads the stage no more: lane t tells tile t's CTA, whose copies may be the next to fill it.
 template <class T>
 __device__ void leave_stage(const Place<T>& at, int stage) {
     if (T::one_chunk) return;
     __syncwarp();
-    if (at.lane == 0) arrive(at.empty(stage));
+    if (at.tiles == 1) {
+        if (at.lane == 0) arrive(at.empty(stage));
+    } else if (at.lane < at.tiles) {
+        arrive_at_peer(map_to_cta(at.empty(stage), at.split + at.lane * at.splits));
+    }
 }
 
 /// values of one chunk: unit after unit, two under way; done(i) once unit i's sums are in registers.

@@ -49,8 +49,10 @@ struct Params {
     std::uint32_t stages_offset;  ///< SharedLayout::stages
     Trigger trigger;
     Transport transport;
-    bool gaps;       ///< some source has slots_per_page > page_size
-    bool p_is_e4m3;  ///< P is rounded to E4M3, otherwise to FP16
+    Gather gather;
+    std::int32_t tiles;  ///< of heads in a cluster, which share the records that each of them gathers
+    bool gaps;           ///< some source has slots_per_page > page_size
+    bool p_is_e4m3;      ///< P is rounded to E4M3, otherwise to FP16
     bool out_is_f32;
     bool out_pairs;  ///< BF16 outputs of which two neighbours may be stored at once
     bool lse_natural;

@@ -102,11 +102,16 @@ __device__ const std::int32_t* slot_pointer(const Params& params, const Place<T>
 
 __device__ inline int load_slot(const std::int32_t* pointer) { return pointer == nullptr ? -1 : load_global(pointer); }
 
-/// Starts the copies of a chunk's records into a stage, records_of_warp by each gather warp; absent columns become
-/// zeros. `slot`: load_slot of this chunk.
+/// The records of a chunk that one gather warp brings to a stage: lane i has the slot of record i % records_of_warp.
+struct Records {
+    const std::byte* source;
+    int slot;            ///< 0 where absent
+    std::uint32_t mask;  ///< bit i: record i is present
+};
+
 template <class T>
-__device__ void gather_chunk(const Params& params, const Place<T>& at, const Columns& columns, int slot, int number,
-                             int stage) {
+__device__ Records records_of_chunk(const Params& params, const Place<T>& at, const Columns& columns, int slot,
+                                    int number) {
     const bool second = T::two_sources && columns.is_second(number);
     const int column = (second ? number - columns.second_begin : number) * chunk + T::records_of_warp * at.gatherer() +
                        at.lane % T::records_of_warp;
@@ -118,34 +123,71 @@ __device__ void gather_chunk(const Params& params, const Place<T>& at, const Col
         present = present && slot % source.slots_per_page < source.page_size;
     }
     constexpr std::uint32_t all_records = (1U << T::records_of_warp) - 1;
-    const std::uint32_t mask = __ballot_sync(all_lanes, present) & all_records;
-    if (!present) slot = 0;
+    return {.source = second ? params.sources[1].records : params.sources[0].records,
+            .slot = present ? slot : 0,
+            .mask = __ballot_sync(all_lanes, present) & all_records};
+}
 
-    const std::byte* records_of_source = second ? params.sources[1].records : params.sources[0].records;
-    const SharedAddress to = at.stages + stage * T::stage_bytes + T::records_of_warp * at.gatherer() * T::pitch;
+/// Gather::copies: 16 bytes a lane, absent records become zeros.
+template <class T>
+__device__ void copy_records(const Place<T>& at, const Records& records, SharedAddress to, int stage) {
     std::int64_t offset[T::records_of_warp];  // all shuffles before the first copy: each costs its latency otherwise
 #pragma unroll
-    for (int i = 0; i < T::records_of_warp; ++i) offset[i] = std::int64_t{__shfl_sync(all_lanes, slot, i)} * T::d_qk;
-    const std::byte* from = records_of_source + at.lane * 16;
+    for (int i = 0; i < T::records_of_warp; ++i)
+        offset[i] = std::int64_t{__shfl_sync(all_lanes, records.slot, i)} * T::d_qk;
+    const std::byte* from = records.source + at.lane * 16;
 #pragma unroll
     for (int i = 0; i < T::records_of_warp; ++i)
-        copy_16_async(to + i * T::pitch + at.lane * 16, from + offset[i], (mask >> i & 1) == 0);
+        copy_16_async(to + i * T::pitch + at.lane * 16, from + offset[i], (records.mask >> i & 1) == 0);
     if constexpr (T::d_qk > 512) {
         constexpr int rest = (T::d_qk - 512) / 16;  // pieces of each record that are left
-        constexpr int records = 32 / rest;          // whose rest one warp copies at a time
+        constexpr int together = 32 / rest;         // records whose rest one warp copies at a time
         const int byte = 512 + at.lane % rest * 16;
 #pragma unroll
-        for (int first = 0; first < T::records_of_warp; first += records) {
+        for (int first = 0; first < T::records_of_warp; first += together) {
             const int i = first + at.lane / rest;
-            const std::int64_t record = __shfl_sync(all_lanes, slot, i);
-            copy_16_async(to + i * T::pitch + byte, records_of_source + record * T::d_qk + byte, (mask >> i & 1) == 0);
+            const std::int64_t record = __shfl_sync(all_lanes, records.slot, i);
+            copy_16_async(to + i * T::pitch + byte, records.source + record * T::d_qk + byte,
+                          (records.mask >> i & 1) == 0);
         }
     }
     arrive_after_copies(at.full(stage));
-    if (at.lane == 0) {
-        store_shared_16(at.present(stage) + 2 * at.gatherer(), mask);
-        arrive(at.full(stage));
-    }
+    if (at.lane == 0) arrive(at.full(stage));
+}
+
+/// Gather::bulk: a copy a record, issued by a lane each. The CTAs of a cluster that hold other tiles of heads need the
+/// same records: each of them fetches every tiles-th one for all.
+template <class T>
+__device__ void copy_records_bulk(const Place<T>& at, const Records& records, SharedAddress to, int stage) {
+    constexpr std::uint32_t all_records = (1U << T::records_of_warp) - 1;
+    for (std::uint32_t absent = ~records.mask & all_records; absent != 0; absent &= absent - 1)
+        for (int piece = at.lane; piece < T::d_qk / 16; piece += 32)
+            store_shared(to + (__ffs(absent) - 1) * T::pitch + piece * 16, uint4{0, 0, 0, 0});
+    __syncwarp();
+    if (at.lane == 0) arrive_expecting(at.full(stage), __popc(records.mask) * T::d_qk);
+    __syncwarp();
+    if (at.lane >= T::records_of_warp || (records.mask >> at.lane & 1) == 0) return;
+    const SharedAddress here = to + at.lane * T::pitch;
+    const std::byte* from = records.source + std::int64_t{records.slot} * T::d_qk;
+    if (at.tiles == 1) return copy_bulk_async(here, from, T::d_qk, at.full(stage));
+    if (at.lane % at.tiles != at.tile) return;
+    std::uint32_t ctas = 0;
+    for (int tile = 0; tile < at.tiles; ++tile) ctas |= 1U << (at.split + tile * at.splits);
+    copy_bulk_multicast(here, from, T::d_qk, at.full(stage), static_cast<std::uint16_t>(ctas));
+}
+
+/// Starts the copies of a chunk's records into a stage, records_of_warp by each gather warp. `slot`: load_slot of this
+/// chunk.
+template <class T>
+__device__ void gather_chunk(const Params& params, const Place<T>& at, const Columns& columns, int slot, int number,
+                             int stage) {
+    const Records records = records_of_chunk(params, at, columns, slot, number);
+    const SharedAddress to = at.stages + stage * T::stage_bytes + T::records_of_warp * at.gatherer() * T::pitch;
+    if (at.lane == 0) store_shared_16(at.present(stage) + 2 * at.gatherer(), records.mask);
+    if (params.gather == Gather::copies)
+        copy_records(at, records, to, stage);
+    else
+        copy_records_bulk(at, records, to, stage);
 }
 
 /// The query's heads as halves. Two lanes take 32 dimensions of a head; within 16 of them, pairs 0 2 4 6 come before

@@ -87,6 +87,8 @@ Params params_of(const DecodeParams& call) {
         shared_layout(plan.tiling->heads, static_cast<int>(call.d_qk), schedule.splits, params.stages).stages);
     params.trigger = plan.tiling->trigger;
     params.transport = plan.tiling->transport;
+    params.gather = plan.tiling->gather;
+    params.tiles = plan.tiling->cluster_tiles;
     params.query = static_cast<const std::byte*>(call.query);
     params.query_row_stride_bytes = call.query_row_stride * query_bytes;
     params.query_head_stride_bytes = call.query_head_stride * query_bytes;
@@ -114,7 +116,7 @@ void launch_latency(const DecodeParams& call, Stream stream) {
     const LaunchShape shape = latency_launch(*call.plan, call.rows);
     launch_kernel(variant_of(*call.plan),
                   {.grid = dim3(static_cast<unsigned>(shape.grid_x), static_cast<unsigned>(shape.grid_y)),
-                   .cluster = static_cast<unsigned>(shape.cluster),
+                   .cluster = dim3(static_cast<unsigned>(shape.cluster), static_cast<unsigned>(shape.cluster_tiles)),
                    .threads = static_cast<unsigned>(shape.threads),
                    .shared_bytes = shape.shared_bytes,
                    .stream = static_cast<cudaStream_t>(stream.handle)},

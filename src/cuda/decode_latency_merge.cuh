@@ -41,7 +41,7 @@ __device__ void send_stats(const Params& params, const Place<T>& at, const Runni
         if (cta == at.split)
             store_shared(to, stats.x, stats.y);
         else if (cta < at.splits)
-            store_async(map_to_cta(to, cta), stats.x, stats.y, map_to_cta(barrier, cta));
+            store_async(map_to_cta(to, at.cta(cta)), stats.x, stats.y, map_to_cta(barrier, at.cta(cta)));
     }
 }
 
@@ -76,8 +76,8 @@ __device__ void send_unit(const Params& params, const Place<T>& at, std::uint32_
             store_shared(here + j * quad_bytes, sums[4 * j], sums[4 * j + 1], sums[4 * j + 2], sums[4 * j + 3]);
         return;
     }
-    const SharedAddress to = map_to_cta(here, owner);
-    const SharedAddress arrived = map_to_cta(at.outputs_barrier(), owner);
+    const SharedAddress to = map_to_cta(here, at.cta(owner));
+    const SharedAddress arrived = map_to_cta(at.outputs_barrier(), at.cta(owner));
 #pragma unroll
     for (int j = 0; j < T::quads; ++j)
         store_async(to + j * quad_bytes, sums[4 * j], sums[4 * j + 1], sums[4 * j + 2], sums[4 * j + 3], arrived);
@@ -104,9 +104,9 @@ __device__ void copy_outputs(const Params& params, const Place<T>& at, const Out
     sync_multipliers();
     const int count = units_here(params, at.lane);
     if (at.warp != 0 || at.lane >= at.splits || at.lane == at.split || count == 0) return;
-    copy_bulk_to_cta(map_to_cta(at.base + T::layout.inbox + inbox_of_split<T>(params, at.split), at.lane),
+    copy_bulk_to_cta(map_to_cta(at.base + T::layout.inbox + inbox_of_split<T>(params, at.split), at.cta(at.lane)),
                      at.stages + at.lane * params.units_of_cta * unit_bytes, count * unit_bytes,
-                     map_to_cta(at.outputs_barrier(), at.lane));
+                     map_to_cta(at.outputs_barrier(), at.cta(at.lane)));
 }
 
 /// out_scale / (l + 2^(sink - max)): the larger of max and sink is the reference, so that neither power overflows.

@@ -60,12 +60,16 @@ struct Place {
     int first_head;
     int split;
     int splits;  ///< of the row
+    int tile;    ///< of heads in the cluster: the CTAs of other tiles take the same records
+    int tiles;   ///< of the cluster
     int warp, lane;
 
     __device__ bool gathers() const { return warp >= T::first_gatherer; }
     __device__ bool multiplies() const { return warp < warps; }
     __device__ int gatherer() const { return warp - T::first_gatherer; }
 
+    /// The number in the cluster of the CTA that has this split of this tile.
+    __device__ int cta(int of_split) const { return of_split + tile * splits; }
     __device__ int warpgroup() const { return warp / 4; }
     __device__ int warp_of_group() const { return warp % 4; }
     /// The unit of the output that this warp holds in its i-th wgmma.

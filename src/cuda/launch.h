@@ -11,7 +11,7 @@ namespace sparsemla::detail {
 
 struct LaunchConfig {
     dim3 grid = 1;
-    unsigned cluster = 1;  ///< CTAs, of neighbours along x
+    dim3 cluster = 1;  ///< CTAs
     unsigned threads = 1;
     std::size_t shared_bytes = 0;
     cudaStream_t stream = nullptr;
@@ -34,7 +34,7 @@ void launch(void (*kernel)(Args...), const LaunchConfig& config, const char* nam
     attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[0].val.programmaticStreamSerializationAllowed = 1;
     attributes[1].id = cudaLaunchAttributeClusterDimension;
-    attributes[1].val.clusterDim = {config.cluster, 1, 1};
+    attributes[1].val.clusterDim = {config.cluster.x, config.cluster.y, config.cluster.z};
     cudaLaunchConfig_t launch_config = {};
     launch_config.gridDim = config.grid;
     launch_config.blockDim = dim3(config.threads);

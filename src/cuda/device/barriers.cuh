@@ -38,12 +38,18 @@ __device__ inline void launch_dependent_grids() { asm volatile("griddepcontrol.l
 __device__ inline void arrive_at_cluster() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 __device__ inline void wait_for_cluster() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
 
-__device__ inline std::uint32_t cta_of_cluster() {
-    std::uint32_t rank;
-    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return rank;
+/// Where this CTA stands in its cluster, and the cluster in the grid, along x and y. The CTA's number in the cluster
+/// is x + y * (CTAs of the cluster along x).
+__device__ inline std::uint32_t cta_of_cluster_x() {
+    std::uint32_t index;
+    asm("mov.u32 %0, %%cluster_ctaid.x;" : "=r"(index));
+    return index;
 }
-
+__device__ inline std::uint32_t cta_of_cluster_y() {
+    std::uint32_t index;
+    asm("mov.u32 %0, %%cluster_ctaid.y;" : "=r"(index));
+    return index;
+}
 __device__ inline std::uint32_t cluster_of_grid_x() {
     std::uint32_t index;
     asm("mov.u32 %0, %%clusterid.x;" : "=r"(index));
@@ -65,6 +71,11 @@ __device__ inline void arrive_expecting(SharedAddress barrier, std::uint32_t byt
 // Release: what this thread wrote before is visible to who waits for the phase.
 __device__ inline void arrive(SharedAddress barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// The same at a barrier of another CTA of the cluster (map_to_cta), which must not have ended.
+__device__ inline void arrive_at_peer(SharedAddress barrier) {
+    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
 // An arrival of this thread, counted in the barrier's number, once all its copy_16_async so far have come.

@@ -24,6 +24,16 @@ __device__ inline void copy_bulk_async(SharedAddress to, const void* from, std::
                  : "memory");
 }
 
+// The same to this place in every CTA of the cluster whose bit is set; each one's barrier counts.
+__device__ inline void copy_bulk_multicast(SharedAddress to, const void* from, std::uint32_t bytes,
+                                           SharedAddress barrier, std::uint16_t ctas) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], "
+        "%4;" ::"r"(to),
+        "l"(from), "r"(bytes), "r"(barrier), "h"(ctas)
+        : "memory");
+}
+
 // Loads of what an earlier grid may have written: volatile, so that they stay behind the dependency wait.
 __device__ inline std::int32_t load_global(const std::int32_t* from) {
     std::int32_t value;
