@@ -39,6 +39,9 @@ __host__ __device__ inline float message(int cluster, int from, int to, int thre
     return static_cast<float>((((cluster * 16 + from) * 16 + to) * phases + phase) * threads + thread);
 }
 
+/// This CTA's number in its cluster: clusters are runs of CTAs along x.
+__device__ inline int number_in_cluster(int cluster) { return static_cast<int>(blockIdx.x) % cluster; }
+
 /// An inbox of 16 bytes of each thread of each CTA, and the barrier that counts what comes.
 struct Inbox {
     float4 values[max_cluster][threads];
@@ -63,7 +66,7 @@ __device__ inline void expect(Inbox& inbox, std::uint32_t bytes) {
 /// Counts what differs from message() once the phase has ended, and ends it for the whole cluster.
 template <class Matches>
 __device__ void receive(Inbox& inbox, int cluster, int phase, std::uint32_t* failures, const Matches& matches) {
-    const int cta = static_cast<int>(device::cta_of_cluster());
+    const int cta = number_in_cluster(cluster);
     device::wait_mbarrier(device::shared_address(&inbox.barrier), phase % 2);
     for (int from = 0; from < cluster; ++from)
         if (from != cta && !matches(inbox.values[from][threadIdx.x], from)) atomicAdd(failures, 1U);
@@ -77,7 +80,7 @@ template <bool kSixteen>
 __global__ void stores_kernel(int cluster, std::uint32_t* failures) {
     extern __shared__ __align__(128) unsigned char shared[];
     Inbox& inbox = *reinterpret_cast<Inbox*>(shared);
-    const int cta = static_cast<int>(device::cta_of_cluster()), thread = static_cast<int>(threadIdx.x);
+    const int cta = number_in_cluster(cluster), thread = static_cast<int>(threadIdx.x);
     const int index = static_cast<int>(device::cluster_of_grid_x());
     start_inbox(inbox);
     for (int phase = 0; phase < phases; ++phase) {
@@ -106,7 +109,7 @@ __global__ void bulk_kernel(int cluster, std::uint32_t* failures) {
     extern __shared__ __align__(128) unsigned char shared[];
     Inbox& inbox = *reinterpret_cast<Inbox*>(shared);
     Inbox& staged = *(&inbox + 1);
-    const int cta = static_cast<int>(device::cta_of_cluster()), thread = static_cast<int>(threadIdx.x);
+    const int cta = number_in_cluster(cluster), thread = static_cast<int>(threadIdx.x);
     const int index = static_cast<int>(device::cluster_of_grid_x());
     const auto bytes_to = [](int to) { return static_cast<std::uint32_t>(threads - 7 * to) * 16; };
     start_inbox(inbox);
@@ -147,26 +150,9 @@ TEST_P(ExchangeDevice, BulkCopiesToEveryCta) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-struct Place {
-    std::uint32_t cta, cluster, block;
-};
-
-__global__ void place_kernel(Place* places) {
-    if (threadIdx.x == 0) places[blockIdx.x] = {device::cta_of_cluster(), device::cluster_of_grid_x(), blockIdx.x};
-}
-
-TEST_P(ExchangeDevice, PlacesAreNumberedAlongX) {
-    const DeviceArray<Place> places(clusters * cluster());
-    run_clusters(place_kernel, 0, places.data());
-    for (const Place& place : places.values()) {
-        EXPECT_EQ(place.cta, place.block % cluster());
-        EXPECT_EQ(place.cluster, place.block / cluster());
-    }
-}
-
 /// CTAs arrive at very different times; nobody may pass before the last one. Counts who did.
 __global__ void barrier_kernel(int cluster, std::uint32_t* arrived, std::uint32_t* failures) {
-    const int cta = static_cast<int>(device::cta_of_cluster());
+    const int cta = number_in_cluster(cluster);
     std::uint32_t* const mine = arrived + device::cluster_of_grid_x();
     for (int round = 1; round <= 4; ++round) {
         spin(20000LL * ((cta * 5 + round) % cluster));
