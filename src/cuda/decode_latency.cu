@@ -5,7 +5,8 @@
 //   values    V^T * P by wgmma: a warpgroup's 256 dimensions on M, heads on N
 //   exchange  maxima and sums to all CTAs, partial outputs to the CTA that merges those dimensions
 //   merge     in split order, one rounding
-// E4M3 codes become halves, which hold them exactly: products are exact and sums FP32.
+// E4M3 codes become halves, which hold them exactly: products are exact and sums FP32. Comments `//@ name` mark stages
+// for bench/stage_cycles.cpp.
 #include "cuda/decode_latency_chunk.cuh"
 #include "cuda/decode_latency_gather.cuh"
 #include "cuda/decode_latency_merge.cuh"
@@ -81,6 +82,7 @@ __device__ void gather_chunks(const Params& params, const Place<T>& at, const Co
     for (; columns.has(number); ++gathered) {
         if (!T::one_chunk && gathered >= params.stages) wait_until_empty(at, turn);
         gather_chunk(params, at, columns, slot, number, turn.stage);
+        //g gathering
         if (T::one_chunk) return;
         number = columns.next(number + at.splits);
         if (columns.has(number)) slot = load_slot(slot_pointer(params, at, number));

@@ -1,0 +1,161 @@
+// Cycles of decode_latency's stages on a GPU, of its last chunk, while the kernel runs in a graph of dependent decodes.
+// The kernel is a copy whose stage marks read the clock (stamp_stages.py), which costs it a few per cent.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "harness/generate.h"
+#include "harness/gpu.h"
+#include "harness/gpu_step.h"
+#include "sparsemla/case_file.h"
+#include "sparsemla/decode.h"
+
+namespace sparsemla::detail::latency {
+// Of the stamped copy.
+extern const char* const stage_names[];
+extern const int num_stages;
+void set_stamps(long long* of_ctas);
+}  // namespace sparsemla::detail::latency
+
+namespace {
+
+using namespace sparsemla;
+
+constexpr int stamps_of_cta = 32;
+constexpr int max_ctas = 4096;
+constexpr int decodes = 64;
+
+struct Flags {
+    std::int64_t rows = 5, heads = 96, width = 2048, active = 256;
+    int splits = 0, tile_heads = 0, stages = 0, cluster_tiles = 0;
+    std::string gather, transport, trigger, query = "f8_e4m3";
+};
+
+Flags parse(int argc, char** argv) {
+    Flags flags;
+    CLI::App app{"Cycles of decode_latency's stages"};
+    app.add_option("--rows", flags.rows);
+    app.add_option("--heads", flags.heads);
+    app.add_option("--width", flags.width);
+    app.add_option("--active", flags.active);
+    app.add_option("--splits", flags.splits);
+    app.add_option("--tile-heads", flags.tile_heads);
+    app.add_option("--stages", flags.stages);
+    app.add_option("--cluster-tiles", flags.cluster_tiles);
+    app.add_option("--gather", flags.gather);
+    app.add_option("--transport", flags.transport);
+    app.add_option("--trigger", flags.trigger);
+    app.add_option("--query", flags.query)->check(CLI::IsMember({"f8_e4m3", "bf16"}));
+    try {
+        app.parse(argc, argv);
+    } catch (const CLI::ParseError& error) {
+        std::exit(app.exit(error));
+    }
+    return flags;
+}
+
+std::optional<int> wish(int value) { return value == 0 ? std::nullopt : std::optional(value); }
+
+PlanOptions options_of(const Flags& flags) {
+    PlanOptions options;
+    options.kernel = "decode_latency";
+    options.splits = wish(flags.splits);
+    options.tile_heads = wish(flags.tile_heads);
+    options.stages = wish(flags.stages);
+    options.cluster_tiles = wish(flags.cluster_tiles);
+    options.gather = find_gather(flags.gather);
+    options.transport = find_transport(flags.transport);
+    options.trigger = find_trigger(flags.trigger);
+    return options;
+}
+
+Case case_of(const Flags& flags) {
+    harness::Recipe recipe;
+    recipe.rows = flags.rows;
+    recipe.heads = flags.heads;
+    recipe.query_dtype = flags.query == "bf16" ? DType::bf16 : DType::f8_e4m3;
+    recipe.sources = {{.record = Record::fp8_576, .width = flags.width}};
+    recipe.counts = harness::CountsRecipe::list;
+    recipe.counts_list.assign(static_cast<std::size_t>(flags.rows), static_cast<std::int32_t>(flags.active));
+    recipe.absent = 0;
+    recipe.expected = false;
+    return harness::generate(recipe);
+}
+
+/// Median over the CTAs of one stage's cycles since they passed the dependency wait; -1 where none passed the stage.
+double median_cycles(const std::vector<long long>& stamps, int stage, int origin) {
+    std::vector<double> cycles;
+    for (std::size_t cta = 0; cta < stamps.size(); cta += stamps_of_cta) {
+        const long long start = stamps[cta + static_cast<std::size_t>(origin)];
+        const long long at = stamps[cta + static_cast<std::size_t>(stage)];
+        if (start != 0 && at != 0 && std::abs(at - start) < 1'000'000)
+            cycles.push_back(static_cast<double>(at - start));
+    }
+    if (cycles.empty()) return -1;
+    std::ranges::nth_element(cycles, cycles.begin() + static_cast<std::ptrdiff_t>(cycles.size() / 2));
+    return cycles[cycles.size() / 2];
+}
+
+void print(const std::vector<long long>& stamps) {
+    namespace latency = sparsemla::detail::latency;
+    struct Stage {
+        double cycles;
+        const char* name;
+    };
+    std::vector<Stage> stages;
+    const auto* const begin = latency::stage_names;
+    const auto origin = std::find(begin, begin + latency::num_stages, std::string("waited")) - begin;
+    for (int i = 0; i < latency::num_stages; ++i) {
+        const double cycles = median_cycles(stamps, i, static_cast<int>(origin));
+        if (cycles >= 0 || i == origin) stages.push_back({cycles, latency::stage_names[i]});
+    }
+    std::ranges::sort(stages, {}, &Stage::cycles);
+    fmt::print("{:12} {:>8} {:>8}\n", "stage", "cycles", "of it");
+    double before = 0;
+    for (const Stage& stage : stages) {
+        fmt::print("{:12} {:8.0f} {:8.0f}\n", stage.name, stage.cycles, stage.cycles - before);
+        before = stage.cycles;
+    }
+}
+
+void run(const Flags& flags) {
+    const Device device{Device::Kind::cuda, 0};
+    Case file = case_of(flags);
+    CaseStep step = case_step(file);
+    Problem problem = step.problem();
+    problem.device = device;
+    const Plan plan = make_plan(problem, query_device(device), options_of(flags));
+    DecodeArgs args = step.args();
+    std::vector<std::byte> out(static_cast<std::size_t>(flags.rows * flags.heads * value_dims * 2));
+    std::vector<float> lse(static_cast<std::size_t>(flags.rows * flags.heads));
+    args.out = dense(out.data(), DType::bf16, {flags.rows, flags.heads, value_dims});
+    args.lse = dense(lse.data(), DType::f32, {flags.rows, flags.heads});
+    const harness::GpuStep placed(plan, args);
+    const harness::GpuBuffer stamps(device, std::size_t{max_ctas} * stamps_of_cta * sizeof(long long));
+    sparsemla::detail::latency::set_stamps(reinterpret_cast<long long*>(stamps.data()));
+    prepare(plan, placed.args().state);
+    const harness::GpuGraph graph(placed.stream(), [&](Stream stream) {
+        for (int i = 0; i < decodes; ++i) decode(plan, placed.args(), stream);
+    });
+    graph.time_us(placed.stream());
+    const double us = graph.time_us(placed.stream()) / decodes;
+    std::vector<long long> host(std::size_t{max_ctas} * stamps_of_cta);
+    stamps.download(host.data(), host.size() * sizeof(long long));
+    fmt::print("{}\n{}\n{:.2f} us a decode, with the stamps\n", to_string(plan.schedule), to_string(*plan.tiling), us);
+    print(host);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    try {
+        run(parse(argc, argv));
+    } catch (const sparsemla::Error& error) {
+        fmt::print(stderr, "stage_cycles: {}\n", error.what());
+        return 1;
+    }
+    return 0;
+}

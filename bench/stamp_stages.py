@@ -1,0 +1,71 @@
+#!/usr/bin/env python3
+"""Writes a CUDA source whose stage marks read the clock: stamp_stages.py SOURCE OUTPUT.
+
+A mark is a comment `//@ name` (thread 0 of a CTA reads it) or `//g name` (the first thread that gathers). Marks in a
+loop keep the last time. The stamps lie in static shared memory and go to global memory at the marks named in LAST.
+"""
+import re
+import sys
+
+LAST = ("merged", "alone")
+TYPES = """
+namespace sparsemla::detail::latency {
+namespace {
+__device__ long long* stamps_of_ctas;  // [CTAs][32], or null
+__device__ inline unsigned stamps_address() {
+    __shared__ long long stamps[32];
+    return static_cast<unsigned>(__cvta_generic_to_shared(stamps));
+}
+__device__ inline void stamp(int i, unsigned thread) {
+    if (threadIdx.x != thread) return;
+    long long cycles;
+    asm volatile("mov.u64 %0, %%clock64;" : "=l"(cycles)::"memory");
+    asm volatile("st.shared.b64 [%0], %1;" ::"r"(stamps_address() + 8 * i), "l"(cycles) : "memory");
+}
+__device__ inline void publish_stamps() {
+    if (threadIdx.x != 0 || stamps_of_ctas == nullptr) return;
+    for (int i = 0; i < 32; ++i) {
+        long long cycles;
+        asm volatile("ld.shared.b64 %0, [%1];" : "=l"(cycles) : "r"(stamps_address() + 8 * i) : "memory");
+        stamps_of_ctas[(blockIdx.y * gridDim.x + blockIdx.x) * 32 + i] = cycles;
+    }
+}
+}  // namespace
+}  // namespace sparsemla::detail::latency
+"""
+ACCESS = """
+namespace sparsemla::detail::latency {
+extern const char* const stage_names[];
+extern const int num_stages;
+const char* const stage_names[] = {NAMES};
+const int num_stages = COUNT;
+void set_stamps(long long* of_ctas) {
+    check_cuda(cudaMemcpyToSymbol(stamps_of_ctas, &of_ctas, sizeof of_ctas), "cudaMemcpyToSymbol");
+}
+}  // namespace sparsemla::detail::latency
+"""
+
+
+def main(source_path, output_path):
+    names = []
+
+    def mark(match):
+        indent, who, name = match.groups()
+        names.append(name)
+        thread = "0" if who == "@" else "32 * T::first_gatherer"
+        text = f"{indent}stamp({len(names) - 1}, {thread});"
+        return text + " publish_stamps();" if name in LAST else text
+
+    with open(source_path) as file:
+        text = re.sub(r"^( *)//([@g]) (\w+)$", mark, file.read(), flags=re.M)
+    if not names or len(names) > 32:
+        sys.exit(f"stamp_stages.py: need 1 .. 32 marks in {source_path}, got {len(names)}")
+    last_include = max(text.rindex(line) + len(line) for line in re.findall(r"^#include .*$", text, flags=re.M))
+    text = text[:last_include] + "\n" + TYPES + text[last_include:]
+    quoted = ", ".join(f'"{name}"' for name in names)
+    with open(output_path, "w") as file:
+        file.write(text + ACCESS.replace("NAMES", quoted).replace("COUNT", str(len(names))))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
