@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes a CUDA source whose stage marks read the clock: stamp_stages.py SOURCE OUTPUT.
 
-A mark is a comment `//@ name` (thread 0 of a CTA reads it) or `//g name` (the first thread that gathers). Marks in a
+A mark is a comment `//@ name` (thread 0 of a CTA reads it) or `//@@ name` (the first thread that gathers). Marks in a
 loop keep the last time. The stamps lie in static shared memory and go to global memory at the marks named in LAST.
 """
 import re
@@ -52,12 +52,12 @@ def main(source_path, output_path):
     def mark(match):
         indent, who, name = match.groups()
         names.append(name)
-        thread = "0" if who == "@" else "32 * T::first_gatherer"
+        thread = "0" if who == "" else "32 * T::first_gatherer"
         text = f"{indent}stamp({len(names) - 1}, {thread});"
         return text + " publish_stamps();" if name in LAST else text
 
     with open(source_path) as file:
-        text = re.sub(r"^( *)//([@g]) (\w+)$", mark, file.read(), flags=re.M)
+        text = re.sub(r"^( *)//@(@?) (\w+)$", mark, file.read(), flags=re.M)
     if not names or len(names) > 32:
         sys.exit(f"stamp_stages.py: need 1 .. 32 marks in {source_path}, got {len(names)}")
     last_include = max(text.rindex(line) + len(line) for line in re.findall(r"^#include .*$", text, flags=re.M))

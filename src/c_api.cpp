@@ -180,6 +180,8 @@ sparsemla_status sparsemla_plan_describe(const sparsemla_plan* plan, sparsemla_p
             info.stages = made.tiling->stages;
             info.transport = SPARSEMLA_TRANSPORT_STORES + static_cast<std::int32_t>(made.tiling->transport);
             info.trigger = SPARSEMLA_TRIGGER_START + static_cast<std::int32_t>(made.tiling->trigger);
+            info.gather = SPARSEMLA_GATHER_COPIES + static_cast<std::int32_t>(made.tiling->gather);
+            info.cluster_tiles = made.tiling->cluster_tiles;
         }
         write_struct(info, out, offsetof(sparsemla_plan_info, schedule), "out");
     });

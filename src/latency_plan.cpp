@@ -173,12 +173,14 @@ Layout fitted(const TuningRow& row, const Problem& problem) {
     const std::int64_t chunks_of_cta = (chunks + splits - 1) / splits;
     return {.splits = splits,
             .heads = row.tile_heads,
-            .stages = static_cast<int>(std::min<std::int64_t>(row.stages, chunks_of_cta))};
+            .stages = static_cast<int>(std::min<std::int64_t>(row.stages, chunks_of_cta)),
+            .cluster_tiles = std::min(row.cluster_tiles, tiles_of(problem, row.tile_heads))};
 }
 
 /// The measured layout of the problem's size, where the caller leaves all of it to the plan and it can be launched.
 std::optional<Choice> measured_layout(const Problem& problem, const DeviceSpec& device, const PlanOptions& options) {
-    if (options.splits || options.tile_heads || options.stages || options.cluster_tiles) return std::nullopt;
+    if (options.splits || options.tile_heads || options.stages || options.cluster_tiles || options.gather)
+        return std::nullopt;
     const TuningRow* row = find_tuning(tuning_table(), {.gpu = device.name,
                                                         .d_qk = static_cast<int>(d_qk(problem)),
                                                         .sources = static_cast<int>(problem.sources.size()),
@@ -244,6 +246,9 @@ std::optional<std::string> refuse(const Problem& problem, const DeviceSpec& devi
     return std::nullopt;
 }
 
+/// Only bulk copies can be shared.
+Gather usual_gather(const Layout& layout) { return layout.cluster_tiles > 1 ? Gather::bulk : Gather::copies; }
+
 KernelPlan plan(const Problem& problem, const DeviceSpec& device, const PlanOptions& options) {
     const Choice choice = choose_layout(problem, device, options);
     const Layout layout = *choice.layout;
@@ -256,12 +261,13 @@ KernelPlan plan(const Problem& problem, const DeviceSpec& device, const PlanOpti
                        .columns = ColumnRule::round_robin,
                        .chunk = chunk,
                        .row_capacity = problem.rows};
-    result.tiling = Tiling{.heads = layout.heads,
-                           .stages = layout.stages,
-                           .cluster_tiles = layout.cluster_tiles,
-                           .gather = options.gather.value_or(layout.cluster_tiles > 1 ? Gather::bulk : Gather::copies),
-                           .transport = options.transport.value_or(Transport::stores),
-                           .trigger = options.trigger.value_or(Trigger::loaded)};
+    result.tiling = Tiling{
+        .heads = layout.heads,
+        .stages = layout.stages,
+        .cluster_tiles = layout.cluster_tiles,
+        .gather = choice.measured != nullptr ? choice.measured->gather : options.gather.value_or(usual_gather(layout)),
+        .transport = options.transport.value_or(Transport::stores),
+        .trigger = options.trigger.value_or(Trigger::loaded)};
     result.expected_us = choice.us;
     if (choice.measured != nullptr) result.note = measured_note(*choice.measured, device);
     const std::int64_t waves = waves_of(problem, device, layout);

@@ -86,6 +86,8 @@ const Kernel* find_kernel(std::string_view kernel_name) {
 std::string_view tiling_option(const PlanOptions& options) {
     if (options.tile_heads) return "tile_heads";
     if (options.stages) return "stages";
+    if (options.cluster_tiles) return "cluster_tiles";
+    if (options.gather) return "gather";
     if (options.transport) return "transport";
     return options.trigger ? "trigger" : "";
 }

@@ -6,6 +6,8 @@
 #include <span>
 #include <string_view>
 
+#include "sparsemla/decode.h"
+
 namespace sparsemla::detail {
 
 struct TuningRow {
@@ -18,6 +20,8 @@ struct TuningRow {
     int splits = 0;
     int tile_heads = 0;
     int stages = 0;
+    int cluster_tiles = 1;
+    Gather gather = Gather::copies;
     double us = 0;  ///< of a decode in a graph of dependent ones, lists full, records in the L2 where they fit
 };
 

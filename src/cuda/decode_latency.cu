@@ -82,7 +82,7 @@ __device__ void gather_chunks(const Params& params, const Place<T>& at, const Co
     for (; columns.has(number); ++gathered) {
         if (!T::one_chunk && gathered >= params.stages) wait_until_empty(at, turn);
         gather_chunk(params, at, columns, slot, number, turn.stage);
-        //g gathering
+        //@@ gathering
         if (T::one_chunk) return;
         number = columns.next(number + at.splits);
         if (columns.has(number)) slot = load_slot(slot_pointer(params, at, number));
