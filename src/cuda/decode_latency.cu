@@ -34,7 +34,8 @@ __device__ Place<T> place_of(const Params& params, unsigned char* shared) {
     return at;
 }
 
-/// Before the dependency wait: nothing here reads global memory. The whole CTA meets here once.
+/// Before the dependency wait: nothing here reads global memory. The whole CTA meets here once, and arrives at the
+/// cluster; it waits for the cluster (join_cluster) before it touches a peer's memory.
 template <class T>
 __device__ void set_up(const Params& params, const Place<T>& at) {
     if (threadIdx.x == 0) {
@@ -49,7 +50,14 @@ __device__ void set_up(const Params& params, const Place<T>& at) {
     }
     if (params.trigger == Trigger::start) launch_dependent_grids();
     arrive_at_cluster();
-    wait_for_cluster();  // all barriers of the cluster are there
+    __syncthreads();
+}
+
+/// All barriers of the cluster are there. Once for each thread: where tiles share copies, before the first of them;
+/// otherwise late, when nobody is still on the way.
+template <class T>
+__device__ void join_cluster(const Place<T>& at, bool before_copies) {
+    if (before_copies == (at.tiles > 1)) wait_for_cluster();
 }
 
 /// Stages in turn: the number of a chunk's stage, and the phase of its barriers.
@@ -75,6 +83,7 @@ __device__ void wait_until_empty(const Place<T>& at, const Turn& turn) {
 /// is that of the first chunk unless the counts say otherwise.
 template <class T>
 __device__ void gather_chunks(const Params& params, const Place<T>& at, const Columns& columns, int slot) {
+    if (!T::one_chunk) join_cluster(at, true);
     Turn turn;
     int gathered = 0;
     int number = columns.next(at.split);
@@ -237,6 +246,7 @@ __device__ void exchange(const Params& params, const Place<T>& at, int stage, bo
     add_values<T>(at, stage, first, partial.outputs, values, [&](int i) {
         if (i == 0) {
             sum_lanes<T>(partial.running);
+            join_cluster(at, false);
             send_stats<T>(params, at, partial.running);
             //@ sent_stats
         }
@@ -266,7 +276,11 @@ __device__ void multiply(const Params& params, const Place<T>& at, const Columns
     const bool sends = columns.has_split(at.split);
     if (senders == 0) return write_empty<T>(params, at);
     if (threadIdx.x == 0 && senders > 1) expect_partials(params, at, senders - (sends ? 1 : 0));
-    if (!sends) return write_together<T>(params, at, columns);
+    if (!T::one_chunk) join_cluster(at, true);
+    if (!sends) {
+        join_cluster(at, false);
+        return write_together<T>(params, at, columns);
+    }
     query.store_all(params, at);
     fence_async_proxy();
     sync_multipliers();  // the query is there
@@ -300,6 +314,7 @@ __global__ void __launch_bounds__(threads(T::one_chunk), 1) decode(const __grid_
     if (!columns.concern(at.split)) return;
     //@ counts
     if constexpr (T::one_chunk) {
+        join_cluster(at, true);
         gather_chunks(params, at, columns, slot);
         multiply(params, at, columns, query);
     } else if (at.gathers()) {
