@@ -59,8 +59,7 @@ void add_series(std::vector<LatencyShape>& list, const std::string& series, cons
 }
 
 bool same_layout(const Plan& a, const Plan& b) {
-    return a.schedule.splits == b.schedule.splits && a.tiling && b.tiling && a.tiling->heads == b.tiling->heads &&
-           a.tiling->stages == b.tiling->stages;
+    return a.schedule.splits == b.schedule.splits && a.tiling == b.tiling;
 }
 
 /// Both sides of every change of layout up to the most rows that run in one wave, and that number - 1, 0, + 1.
@@ -114,9 +113,12 @@ std::string label(const ChainShape& shape) {
 
 std::int64_t waves(const Plan& plan) {
     if (!plan.tiling) return 0;
-    const std::int64_t tiles = (plan.problem.heads + plan.tiling->heads - 1) / plan.tiling->heads;
-    const std::int64_t resident = plan.device.resident_clusters[static_cast<std::size_t>(plan.schedule.splits - 1)];
-    return resident == 0 ? 0 : (plan.problem.rows * tiles + resident - 1) / resident;
+    const auto up = [](std::int64_t whole, std::int64_t part) { return (whole + part - 1) / part; };
+    const std::int64_t clusters =
+        plan.problem.rows * up(up(plan.problem.heads, plan.tiling->heads), plan.tiling->cluster_tiles);
+    const auto ctas = static_cast<std::size_t>(plan.schedule.splits * plan.tiling->cluster_tiles);
+    const std::int64_t resident = plan.device.resident_clusters.at(ctas - 1);
+    return resident == 0 ? 0 : up(clusters, resident);
 }
 
 std::vector<LatencyShape> latency_suite(const DeviceSpec& device, const PlanOptions& options) {

@@ -197,12 +197,14 @@ static void test_tiling_on_a_cpu(void) {
     expect_ok(sparsemla_plan_describe(plan, &info), "its description");
     check(info.tile_heads == 0 && info.stages == 0 && info.transport == 0 && info.trigger == 0,
           "a plan of the CPU has no tiling");
+    check(info.gather == 0 && info.cluster_tiles == 0, "nor the rest of it");
     sparsemla_plan_destroy(plan);
     plan = NULL;
-    for (int i = 0; i < 4; ++i) {
-        static const char* const names[4] = {"tile_heads", "stages", "transport", "trigger"};
+    for (int i = 0; i < 6; ++i) {
+        static const char* const names[6] = {"tile_heads", "stages", "cluster_tiles", "transport", "trigger", "gather"};
         sparsemla_plan_options options = sparsemla_plan_options_default();
-        int32_t* const fields[4] = {&options.tile_heads, &options.stages, &options.transport, &options.trigger};
+        int32_t* const fields[6] = {&options.tile_heads, &options.stages,  &options.cluster_tiles,
+                                    &options.transport,  &options.trigger, &options.gather};
         *fields[i] = 1;
         expect_refused(sparsemla_plan_create(&s->problem, &s->device, &options, &plan), SPARSEMLA_UNSUPPORTED, names[i],
                        "a GPU's option for a CPU");
@@ -211,7 +213,7 @@ static void test_tiling_on_a_cpu(void) {
         sparsemla_plan_destroy(plan);
         plan = NULL;
         options.size = sizeof options;
-        for (int value = -1; i >= 2 && value <= 4; value += 5) {
+        for (int value = -1; i >= 3 && value <= 4; value += 5) {
             *fields[i] = value;
             expect_refused(sparsemla_plan_create(&s->problem, &s->device, &options, &plan), SPARSEMLA_INVALID_ARGUMENT,
                            names[i], "a value that the enumeration lacks");
@@ -238,13 +240,15 @@ static void test_tiling_on_a_gpu(void) {
     options.stages = 2;
     options.transport = SPARSEMLA_TRANSPORT_BULK;
     options.trigger = SPARSEMLA_TRIGGER_END;
+    options.gather = SPARSEMLA_GATHER_BULK;
+    options.cluster_tiles = 1;
     expect_ok(sparsemla_plan_create(&s->problem, &device, &options, &plan), "a plan of a GPU");
     expect_ok(sparsemla_plan_describe(plan, &info), "its description");
     check(info.tile_heads == 32 && info.stages == 2 && info.transport == SPARSEMLA_TRANSPORT_BULK &&
-              info.trigger == SPARSEMLA_TRIGGER_END,
+              info.trigger == SPARSEMLA_TRIGGER_END && info.gather == SPARSEMLA_GATHER_BULK && info.cluster_tiles == 1,
           "the plan must have the tiling that was asked for");
-    check(strstr(info.description, "heads=32 stages=2 transport=bulk trigger=end") != NULL, "and say so: %s",
-          info.description);
+    check(strstr(info.description, "heads=32 stages=2 cluster_tiles=1 gather=bulk transport=bulk trigger=end") != NULL,
+          "and say so: %s", info.description);
     sparsemla_plan_destroy(plan);
     plan = NULL;
     options.tile_heads = 17;

@@ -155,6 +155,8 @@ TEST(MakePlan, OptionsThatAKernelDoesNotTakeAreRefusedByName) {
 TEST(MakePlan, CpuKernelsHaveNoTiling) {
     const std::vector<std::pair<std::string, PlanOptions>> wrong = {{"tile_heads", {.tile_heads = 16}},
                                                                     {"stages", {.stages = 1}},
+                                                                    {"cluster_tiles", {.cluster_tiles = 1}},
+                                                                    {"gather", {.gather = Gather::bulk}},
                                                                     {"transport", {.transport = Transport::stores}},
                                                                     {"trigger", {.trigger = Trigger::end}}};
     for (const auto& [option, options] : wrong)
@@ -268,6 +270,7 @@ TEST(Names, RoundTrip) {
         EXPECT_EQ(find_column_rule(name(rule)), rule);
     for (const Transport transport : {Transport::stores, Transport::bulk})
         EXPECT_EQ(find_transport(name(transport)), transport);
+    for (const Gather gather : {Gather::copies, Gather::bulk}) EXPECT_EQ(find_gather(name(gather)), gather);
     for (const Trigger trigger : {Trigger::start, Trigger::loaded, Trigger::end})
         EXPECT_EQ(find_trigger(name(trigger)), trigger);
     for (const std::string_view text : {"", "p_", "p_p_f16", "e5m2", "unknown", "F16"}) {

@@ -131,7 +131,8 @@ class Usage(ToolTest):
 
     def test_tiling(self):
         """Words are checked by the parser, and what only GPU kernels have is refused by the CPU's by name."""
-        for option, wrong, right in (("--tile-heads", "17", "32"), ("--stages", "0", "2"), ("--transport", "copy", "bulk"),
+        for option, wrong, right in (("--tile-heads", "17", "32"), ("--stages", "0", "2"),
+                                     ("--cluster-tiles", "x", "2"), ("--gather", "scatter", "bulk"), ("--transport", "copy", "bulk"),
                                      ("--trigger", "never", "end")):
             for command in (["plan", self.case], ["decode", self.case], ["check", self.case], ["bench"]):
                 self.refuse(*command, option, wrong, mentions=[option, wrong])
@@ -602,7 +603,8 @@ class Gpu(ToolTest):
     def test_tiling(self):
         problem = ["--record", "fp8", "--heads", 64, "--width", 256, "--device", DEVICE, "--tile-heads", 32, "--stages", 2]
         document = self.succeed_json("plan", *problem, "--transport", "bulk", "--trigger", "end")
-        self.assertEqual(document["tiling"], {"heads": 32, "stages": 2, "transport": "bulk", "trigger": "end"})
+        self.assertEqual(document["tiling"], {"heads": 32, "stages": 2, "cluster_tiles": 1, "gather": "copies",
+                                              "transport": "bulk", "trigger": "end"})
         self.refuse("plan", *problem[:-1], 5, mentions=["stages must be 1 .. "])
         results = []
         for tiling in (["--tile-heads", 16], ["--tile-heads", 32, "--transport", "bulk", "--stages", 2], ["--trigger", "start"]):

@@ -100,6 +100,8 @@ TEST(TuningTable, PlansTakeTheLayoutsThatAreBuiltIn) {
         EXPECT_EQ(plan.schedule.splits, measured.splits);
         EXPECT_EQ(plan.tiling->heads, measured.tile_heads);
         EXPECT_EQ(plan.tiling->stages, measured.stages);
+        EXPECT_EQ(plan.tiling->cluster_tiles, measured.cluster_tiles);
+        EXPECT_EQ(plan.tiling->gather, measured.gather);
         EXPECT_EQ(plan.expected_us, measured.us);
         EXPECT_NE(plan.reason.find("measured on " + std::string(measured.gpu)), std::string::npos) << plan.reason;
         const Plan forced = make_plan(problem, device, {.splits = 1});

@@ -326,6 +326,10 @@ void add_sweep_flags(CLI::App& app, BenchFlags& flags) {
         ->capture_default_str()
         ->needs(sweep)
         ->group(group);
+    integer_option(app, "--layouts", flags.layouts, 1, 1000, "of each point, those of which the planner expects most")
+        ->capture_default_str()
+        ->needs(sweep)
+        ->group(group);
     output_option(app, "--resume", flags.resume, "keep results here, a JSON object in each line, and go on from them")
         ->needs(sweep)
         ->group(group);

@@ -24,6 +24,7 @@ struct BenchFlags {
     // --sweep.
     bool sweep = false;
     double minutes = 6;
+    std::int64_t layouts = 8;  ///< of a point
     std::string resume;
     std::string table;
 };

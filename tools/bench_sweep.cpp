@@ -11,7 +11,6 @@
 namespace sparsemla::tool {
 namespace {
 
-constexpr std::size_t layouts_of_point = 8;
 constexpr int default_repeats = 5;
 
 /// Decodes of a graph: enough that its launch, some 2 us, does not matter, and no more.
@@ -51,7 +50,8 @@ Progressed sweep(const BenchFlags& flags, const DeviceSpec& gpu, SweepLog& log, 
     for (const SweepPoint& point : points) {
         if (minutes() >= flags.minutes) break;
         progress.show(fmt::format("{} of {}: {}", progressed.done + 1, points.size(), point.text()));
-        const std::vector<Plan> plans = sweep_plans(point, gpu, plan_options(flags.run), layouts_of_point);
+        const std::vector<Plan> plans =
+            sweep_plans(point, gpu, plan_options(flags.run), static_cast<std::size_t>(flags.layouts));
         progressed.measured += measure_point(point, plans, repeats, log, timer);
         ++progressed.done;
     }

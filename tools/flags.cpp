@@ -68,6 +68,10 @@ void add_tiling_flags(CLI::App& app, RunFlags& flags) {
     const std::string group = "Tiling of a GPU kernel, where the plan shall not choose; never changes a bit";
     word_option(app, "--tile-heads", flags.tile_heads, {"16", "32", "64"}, "heads of a CTA")->group(group);
     integer_option(app, "--stages", flags.stages, 1, 64, "chunks on their way to shared memory")->group(group);
+    integer_option(app, "--cluster-tiles", flags.cluster_tiles, 1, 64, "tiles of heads in a cluster")->group(group);
+    word_option(app, "--gather", flags.gather, {std::string(name(Gather::copies)), std::string(name(Gather::bulk))},
+                "how records come to shared memory")
+        ->group(group);
     word_option(app, "--transport", flags.transport,
                 {std::string(name(Transport::stores)), std::string(name(Transport::bulk))},
                 "how partial sums reach the CTA that merges them")
@@ -194,6 +198,8 @@ PlanOptions plan_options(const RunFlags& flags) {
     if (!flags.columns.empty()) options.columns = find_column_rule(flags.columns);
     if (!flags.tile_heads.empty()) options.tile_heads = std::stoi(flags.tile_heads);
     if (flags.stages != 0) options.stages = static_cast<int>(flags.stages);
+    if (flags.cluster_tiles != 0) options.cluster_tiles = static_cast<int>(flags.cluster_tiles);
+    if (!flags.gather.empty()) options.gather = find_gather(flags.gather);
     if (!flags.transport.empty()) options.transport = find_transport(flags.transport);
     if (!flags.trigger.empty()) options.trigger = find_trigger(flags.trigger);
     options.allow_unverified = flags.allow_unverified;
@@ -209,6 +215,8 @@ std::string schedule_options(const RunFlags& flags) {
     if (!flags.columns.empty()) text += " --columns " + flags.columns;
     if (!flags.tile_heads.empty()) text += " --tile-heads " + flags.tile_heads;
     if (flags.stages != 0) text += fmt::format(" --stages {}", flags.stages);
+    if (flags.cluster_tiles != 0) text += fmt::format(" --cluster-tiles {}", flags.cluster_tiles);
+    if (!flags.gather.empty()) text += " --gather " + flags.gather;
     if (!flags.transport.empty()) text += " --transport " + flags.transport;
     if (!flags.trigger.empty()) text += " --trigger " + flags.trigger;
     return text;

@@ -19,7 +19,11 @@ double flops_per_s(const LatencyTiming& timing) { return 1e6 * timing.shape.shap
 
 std::string layout_text(const Plan& plan) {
     std::string text = std::to_string(plan.schedule.splits);
-    if (plan.tiling) text += fmt::format("/{}/{}", plan.tiling->heads, plan.tiling->stages);
+    if (plan.tiling) {
+        text += fmt::format("/{}/{}", plan.tiling->heads, plan.tiling->stages);
+        if (plan.tiling->cluster_tiles > 1) text += fmt::format(", {} tiles share", plan.tiling->cluster_tiles);
+        if (plan.tiling->gather != Gather::copies) text += fmt::format(", {}", name(plan.tiling->gather));
+    }
     const std::int64_t waves = harness::waves(plan);
     return waves > 1 ? fmt::format("{}, {} waves", text, waves) : text;
 }

@@ -52,6 +52,8 @@ Json to_json(const Plan& plan) {
                         {"row_capacity", schedule.row_capacity}};
     json["tiling"] = plan.tiling ? Json({{"heads", plan.tiling->heads},
                                          {"stages", plan.tiling->stages},
+                                         {"cluster_tiles", plan.tiling->cluster_tiles},
+                                         {"gather", name(plan.tiling->gather)},
                                          {"transport", name(plan.tiling->transport)},
                                          {"trigger", name(plan.tiling->trigger)}})
                                  : Json();

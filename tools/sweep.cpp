@@ -46,18 +46,31 @@ std::vector<int> stages_for(std::int64_t chunks_of_cta) {
     return {2, 4, 3, 1};
 }
 
-/// The first two numbers of stages with which a layout can be launched.
-void add_plans(std::vector<Plan>& plans, const SweepPoint& point, const DeviceSpec& device, PlanOptions options) {
-    constexpr std::size_t most = 2;
+/// Adds the first `most` of the options that can be launched.
+void add_plans(std::vector<Plan>& plans, const Problem& problem, const DeviceSpec& device,
+               const std::vector<PlanOptions>& layouts, std::size_t most) {
     const std::size_t before = plans.size();
+    for (const PlanOptions& options : layouts)
+        if (plans.size() < before + most && supports(problem, device, options))
+            plans.push_back(make_plan(problem, device, options));
+}
+
+/// The layouts of given splits and heads of a CTA; what `options` fixes besides stays.
+void add_variants(std::vector<Plan>& plans, const SweepPoint& point, const DeviceSpec& device,
+                  const PlanOptions& options) {
     const Problem problem = point.shape().problem(device.device);
-    const auto wanted = options.stages;
+    std::vector<PlanOptions> alone, shared;
     for (const int stages : stages_for((point.chunks + *options.splits - 1) / *options.splits)) {
-        if (plans.size() == before + most) return;
-        if (wanted && *wanted != stages) continue;
-        options.stages = stages;
-        if (supports(problem, device, options)) plans.push_back(make_plan(problem, device, options));
+        if (options.stages.value_or(stages) != stages) continue;
+        alone.push_back(options);
+        alone.back().stages = stages;
+        if (options.cluster_tiles || options.gather || point.heads <= *options.tile_heads) continue;
+        shared.push_back(alone.back());
+        shared.back().cluster_tiles = 2;
+        shared.back().gather = Gather::bulk;
     }
+    add_plans(plans, problem, device, alone, 2);
+    add_plans(plans, problem, device, shared, 1);
 }
 
 auto point_key(const SweepResult& result) {
@@ -69,7 +82,8 @@ Json to_json(const SweepResult& result) {
             {"sources", result.sources}, {"rows", result.rows},
             {"heads", result.heads},     {"chunks", result.chunks},
             {"splits", result.splits},   {"tile_heads", result.tile_heads},
-            {"stages", result.stages},   {"us", result.us}};
+            {"stages", result.stages},   {"cluster_tiles", result.cluster_tiles},
+            {"gather", result.gather},   {"us", result.us}};
 }
 
 /// Throws what the JSON library throws.
@@ -84,6 +98,8 @@ SweepResult from_json(const Json& json) {
             .splits = integer("splits"),
             .tile_heads = integer("tile_heads"),
             .stages = integer("stages"),
+            .cluster_tiles = integer("cluster_tiles"),
+            .gather = json.at("gather").get<std::string>(),
             .us = json.at("us").get<double>()};
 }
 
@@ -139,7 +155,7 @@ std::vector<Plan> sweep_plans(const SweepPoint& point, const DeviceSpec& device,
             layout.kernel = swept_kernel;
             layout.tile_heads = tile_heads;
             layout.splits = splits;
-            add_plans(plans, point, device, layout);
+            add_variants(plans, point, device, layout);
         }
     std::ranges::stable_sort(plans, {}, &Plan::expected_us);
     if (plans.size() > limit) plans.erase(plans.begin() + static_cast<std::ptrdiff_t>(limit), plans.end());
@@ -147,8 +163,8 @@ std::vector<Plan> sweep_plans(const SweepPoint& point, const DeviceSpec& device,
 }
 
 std::string SweepResult::layout_key() const {
-    return fmt::format("{} {} {} {} {} {}: {} {} {}", gpu, d_qk, sources, rows, heads, chunks, splits, tile_heads,
-                       stages);
+    return fmt::format("{} {} {} {} {} {}: {} {} {} {} {}", gpu, d_qk, sources, rows, heads, chunks, splits, tile_heads,
+                       stages, cluster_tiles, gather);
 }
 
 SweepResult result_of(const SweepPoint& point, const Plan& plan, double us) {
@@ -162,6 +178,8 @@ SweepResult result_of(const SweepPoint& point, const Plan& plan, double us) {
             .splits = plan.schedule.splits,
             .tile_heads = tiling.heads,
             .stages = tiling.stages,
+            .cluster_tiles = tiling.cluster_tiles,
+            .gather = std::string(name(tiling.gather)),
             .us = us};
 }
 
@@ -205,10 +223,11 @@ std::string tuning_table_text(const std::vector<SweepResult>& results) {
     }
     std::string text =
         "// Written by `sparsemla bench --sweep --write-table`; a line is a row of TuningRow (tuning_table.h):\n"
-        "// {gpu, d_qk, sources, rows, heads, chunks, splits, tile_heads, stages, us},\n";
+        "// {gpu, d_qk, sources, rows, heads, chunks, splits, tile_heads, stages, cluster_tiles, gather, us},\n";
     for (const auto& [key, row] : best)
-        text += fmt::format("{{\"{}\", {}, {}, {}, {}, {}, {}, {}, {}, {:.2f}}},\n", row.gpu, row.d_qk, row.sources,
-                            row.rows, row.heads, row.chunks, row.splits, row.tile_heads, row.stages, row.us);
+        text += fmt::format("{{\"{}\", {}, {}, {}, {}, {}, {}, {}, {}, {}, Gather::{}, {:.2f}}},\n", row.gpu, row.d_qk,
+                            row.sources, row.rows, row.heads, row.chunks, row.splits, row.tile_heads, row.stages,
+                            row.cluster_tiles, row.gather, row.us);
     return text;
 }
 

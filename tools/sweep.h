@@ -27,8 +27,9 @@ struct SweepPoint {
 /// All points, small batches first.
 std::vector<SweepPoint> sweep_points();
 
-/// Plans of the point with every layout that the kernel takes, in order of the time that the planner expects, at most
-/// `limit`, and at most two that differ in stages only. `options` fixes what it names.
+/// Plans of the point with the layouts that the kernel takes, in order of the time that the planner expects, at most
+/// `limit`. Of those with equal splits and heads of a CTA: the two best guesses at stages, and records shared by two
+/// tiles of heads. `options` fixes what it names.
 std::vector<Plan> sweep_plans(const SweepPoint& point, const DeviceSpec& device, const PlanOptions& options,
                               std::size_t limit);
 
@@ -43,6 +44,8 @@ struct SweepResult {
     std::int64_t splits = 0;
     std::int64_t tile_heads = 0;
     std::int64_t stages = 0;
+    std::int64_t cluster_tiles = 1;
+    std::string gather;
     double us = 0;
 
     std::string layout_key() const;  ///< all but the time

@@ -63,6 +63,7 @@ enum { SPARSEMLA_LSE_NATURAL = 0, SPARSEMLA_LSE_LOG2 = 1 };
 enum { SPARSEMLA_P_E4M3 = 0, SPARSEMLA_P_F16 = 1, SPARSEMLA_P_BF16 = 2, SPARSEMLA_P_F64 = 3 };
 enum { SPARSEMLA_ANCHOR_SPLIT_RUNNING_MAX = 0, SPARSEMLA_ANCHOR_CHUNK_MAX = 1, SPARSEMLA_ANCHOR_ROW_MAX = 2 };
 enum { SPARSEMLA_COLUMNS_BLOCKS = 0, SPARSEMLA_COLUMNS_INTERLEAVED = 1, SPARSEMLA_COLUMNS_ROUND_ROBIN = 2 };
+enum { SPARSEMLA_GATHER_COPIES = 1, SPARSEMLA_GATHER_BULK = 2 };
 enum { SPARSEMLA_TRANSPORT_STORES = 1, SPARSEMLA_TRANSPORT_BULK = 2 };
 enum { SPARSEMLA_TRIGGER_START = 1, SPARSEMLA_TRIGGER_LOADED = 2, SPARSEMLA_TRIGGER_END = 3 };
 enum { SPARSEMLA_CHOOSE = -1 }; /* in plan options: the plan chooses */
@@ -120,8 +121,7 @@ typedef struct sparsemla_record_layout {
     int32_t scale_bytes;  /* planar: bytes of a token in its page's second part */
     int32_t d_qk;         /* score width */
     int32_t d_v;          /* value width: the first d_v of the d_qk dimensions */
-    int32_t has_contiguous;
-    int32_t has_planar;
+    int32_t has_contiguous, has_planar;
     int32_t takes_k_scale; /* a k_scale other than 1 is allowed */
     int32_t may_split;     /* latent and rope may be two tensors */
     char name[32];         /* as in case files; ends with 0 */
@@ -135,8 +135,7 @@ typedef struct sparsemla_cache {
     size_t size;
     int32_t record;
     int32_t form;
-    int32_t device_kind;
-    int32_t device_index;
+    int32_t device_kind, device_index;
     void* data;                /* 16-byte aligned */
     void* rope;                /* bf16 split in two tensors: [slots, 64], `data` is then [slots, 512]; else NULL */
     int64_t pages;             /* block ids 0 .. pages - 1 */
@@ -237,7 +236,8 @@ typedef struct sparsemla_plan_options {
     int32_t reserved;         /* 0 */
     int32_t tile_heads; /* heads of a CTA. This and the rest: GPU kernels only; never changes a bit; 0: the plan */
     int32_t stages;     /* chunks on their way to shared memory */
-    int32_t transport, trigger;
+    int32_t transport, trigger, gather;
+    int32_t cluster_tiles; /* tiles of heads in a cluster */
 } sparsemla_plan_options;
 
 typedef struct sparsemla_plan sparsemla_plan;
@@ -254,7 +254,7 @@ typedef struct sparsemla_plan_info {
     int32_t p_format;
     float p_scale;
     int32_t anchor, column_rule, splits, chunk;
-    int32_t tile_heads, stages, transport, trigger; /* of a GPU kernel, else 0 */
+    int32_t tile_heads, stages, transport, trigger, gather, cluster_tiles; /* of a GPU kernel, else 0 */
 } sparsemla_plan_info;
 
 /* Chooses how a problem runs: a function of its arguments alone. `options` may be NULL. Destroy the plan after use.
