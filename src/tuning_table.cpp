@@ -1,14 +1,15 @@
 #include "tuning_table.h"
 
 #include <algorithm>
-#include <initializer_list>
+#include <iterator>
 
 namespace sparsemla::detail {
 
 namespace {
 
-constexpr std::initializer_list<TuningRow> rows = {
+constexpr TuningRow rows[] = {
 #include "tuning_table.inc"
+    {}  // none of them: an array has an element
 };
 
 bool covers(const TuningRow& row, const TuningKey& key) {
@@ -21,7 +22,7 @@ std::int64_t size_of(const TuningRow& row) { return row.rows * row.heads * row.c
 
 }  // namespace
 
-std::span<const TuningRow> tuning_table() { return {rows.begin(), rows.size()}; }
+std::span<const TuningRow> tuning_table() { return {rows, std::size(rows) - 1}; }
 
 const TuningRow* find_tuning(std::span<const TuningRow> table, const TuningKey& key) {
     const bool known = std::ranges::find(table, key.gpu, &TuningRow::gpu) != table.end();

@@ -55,13 +55,18 @@ bool is_tile(int heads) {
            std::end(latency::head_tiles);
 }
 
+std::int64_t resident_clusters(const DeviceSpec& device, const LaunchShape& shape) {
+    return device.resident_clusters.at(static_cast<std::size_t>(shape.cluster * shape.cluster_tiles - 1));
+}
+
 /// Of a plan, whatever the number of rows.
 void expect_shape(const Plan& plan, const LaunchShape& shape, std::int64_t rows) {
     const DeviceSpec& device = plan.device;
     EXPECT_EQ(shape.cluster, plan.schedule.splits);
     EXPECT_GE(shape.cluster, 1);
-    ASSERT_LE(shape.cluster, 16);
-    EXPECT_GE(device.resident_clusters[static_cast<std::size_t>(shape.cluster - 1)], 1);
+    EXPECT_EQ(shape.cluster_tiles, plan.tiling->cluster_tiles);
+    ASSERT_LE(shape.cluster * shape.cluster_tiles, 16);
+    EXPECT_GE(resident_clusters(device, shape), 1);
 
     EXPECT_EQ(shape.grid_x, rows * shape.cluster);
     EXPECT_LE(shape.grid_x, max_grid_x);
@@ -69,7 +74,9 @@ void expect_shape(const Plan& plan, const LaunchShape& shape, std::int64_t rows)
     EXPECT_LE(shape.grid_y, max_grid_y);
     const std::int64_t tile = plan.tiling->heads;
     EXPECT_GE(shape.grid_y * tile, plan.problem.heads) << "heads without a CTA";
-    EXPECT_LT((shape.grid_y - 1) * tile, std::max<std::int64_t>(plan.problem.heads, 1)) << "a CTA without heads";
+    EXPECT_EQ(shape.grid_y % shape.cluster_tiles, 0);
+    EXPECT_LT((shape.grid_y - shape.cluster_tiles) * tile, std::max<std::int64_t>(plan.problem.heads, 1))
+        << "a cluster without heads";
 
     std::int64_t chunks = 0;
     for (const SourceProblem& source : plan.problem.sources)
@@ -85,8 +92,8 @@ void expect_shape(const Plan& plan, const LaunchShape& shape, std::int64_t rows)
 
 /// More clusters than fit at once are named, and only they.
 void expect_waves(const Plan& plan, const LaunchShape& shape) {
-    const std::int64_t clusters = plan.problem.rows * shape.grid_y;
-    const std::int64_t resident = plan.device.resident_clusters[static_cast<std::size_t>(shape.cluster - 1)];
+    const std::int64_t clusters = plan.problem.rows * shape.grid_y / shape.cluster_tiles;
+    const std::int64_t resident = resident_clusters(plan.device, shape);
     const std::int64_t waves = (clusters + resident - 1) / resident;
     const bool named = plan.reason.find("waves") != std::string::npos;
     EXPECT_EQ(named, waves > 1) << plan.reason;
@@ -194,7 +201,7 @@ void expect_honoured(const Problem& problem, const DeviceSpec& device, const Pla
     if (const auto refused = refusal(problem, device, options)) {
         const auto says = [&](const char* what) { return refused->find(what) != std::string::npos; };
         if (!resident)
-            EXPECT_TRUE(says("splits must be a cluster size")) << *refused;
+            EXPECT_TRUE(says("splits * cluster_tiles must be a cluster size")) << *refused;
         else if (says("transport must be"))
             EXPECT_TRUE(bulk_refused) << *refused;
         else
@@ -287,13 +294,14 @@ TEST_F(LatencyLaunch, RefusalsOfDevices) {
         other.capability = capability;
         expect_refused(good, other, {}, "compute capability must be 9.0");
     }
-    expect_refused(good, h20(), {.splits = 13}, "splits must be a cluster size that the device can hold, got 13");
+    expect_refused(good, h20(), {.splits = 13},
+                   "splits * cluster_tiles must be a cluster size that the device can hold, got 13");
     DeviceSpec small = h200();
     small.shared_memory_bytes = 48 << 10;
     expect_refused(good, small, {}, "a CTA needs at most 49152 bytes of shared memory");
     DeviceSpec none = h200();
     none.resident_clusters = {};
-    expect_refused(good, none, {}, "splits must be a cluster size that the device can hold");
+    expect_refused(good, none, {}, "splits * cluster_tiles must be a cluster size that the device can hold");
     // Clusters of one CTA are enough.
     none.resident_clusters[0] = 132;
     expect_launchable(make_plan(good, none));

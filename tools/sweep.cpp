@@ -55,18 +55,27 @@ void add_plans(std::vector<Plan>& plans, const Problem& problem, const DeviceSpe
             plans.push_back(make_plan(problem, device, options));
 }
 
+/// How many tiles of heads share the records that each gathers: as few as leave no CTA of a cluster without heads, and
+/// two where that takes more than four.
+int sharing_tiles(std::int64_t tiles) {
+    for (const int few : {2, 3, 4})
+        if (tiles % few == 0) return few;
+    return 2;
+}
+
 /// The layouts of given splits and heads of a CTA; what `options` fixes besides stays.
 void add_variants(std::vector<Plan>& plans, const SweepPoint& point, const DeviceSpec& device,
                   const PlanOptions& options) {
     const Problem problem = point.shape().problem(device.device);
+    const std::int64_t tiles = (point.heads + *options.tile_heads - 1) / *options.tile_heads;
     std::vector<PlanOptions> alone, shared;
     for (const int stages : stages_for((point.chunks + *options.splits - 1) / *options.splits)) {
         if (options.stages.value_or(stages) != stages) continue;
         alone.push_back(options);
         alone.back().stages = stages;
-        if (options.cluster_tiles || options.gather || point.heads <= *options.tile_heads) continue;
+        if (options.cluster_tiles || options.gather || tiles < 2) continue;
         shared.push_back(alone.back());
-        shared.back().cluster_tiles = 2;
+        shared.back().cluster_tiles = sharing_tiles(tiles);
         shared.back().gather = Gather::bulk;
     }
     add_plans(plans, problem, device, alone, 2);

@@ -28,7 +28,7 @@ struct SweepPoint {
 std::vector<SweepPoint> sweep_points();
 
 /// Plans of the point with the layouts that the kernel takes, in order of the time that the planner expects, at most
-/// `limit`. Of those with equal splits and heads of a CTA: the two best guesses at stages, and records shared by two
+/// `limit`. Of those with equal splits and heads of a CTA: the two best guesses at stages, and records shared by
 /// tiles of heads. `options` fixes what it names.
 std::vector<Plan> sweep_plans(const SweepPoint& point, const DeviceSpec& device, const PlanOptions& options,
                               std::size_t limit);
