@@ -15,6 +15,14 @@ int attribute(Device device, cudaDeviceAttr which) {
     return value;
 }
 
+/// Of a clock that the driver states in kHz, or 0 where it does not.
+double stated_mhz(Device device, cudaDeviceAttr which) {
+    int khz = 0;
+    if (cudaDeviceGetAttribute(&khz, which, index_of(device)) == cudaSuccess) return 1e-3 * khz;
+    cudaGetLastError();
+    return 0;
+}
+
 __global__ void empty_kernel() {
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -108,8 +116,8 @@ GpuClocks measure_clocks(Device device) {
     const ClockRun run;
     run.mhz(20'000'000);  // until the clocks have risen
     return {.sm_mhz = run.mhz(10'000'000),
-            .largest_sm_mhz = 1e-3 * attribute(device, cudaDevAttrClockRate),
-            .largest_memory_mhz = 1e-3 * attribute(device, cudaDevAttrMemoryClockRate)};
+            .largest_sm_mhz = stated_mhz(device, cudaDevAttrClockRate),
+            .largest_memory_mhz = stated_mhz(device, cudaDevAttrMemoryClockRate)};
 }
 
 }  // namespace sparsemla::harness

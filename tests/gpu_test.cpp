@@ -184,9 +184,7 @@ TEST_F(Gpu, ProbesRunOnAStreamAndInAGraph) {
         for (int i = 0; i < 100; ++i) empty_on(gpu, on);
     });
     EXPECT_GT(chain.time_us(stream), 10.0);
-    const GpuClocks clocks = measure_clocks(gpu);
-    EXPECT_GT(clocks.sm_mhz, 100.0);
-    EXPECT_GT(clocks.largest_memory_mhz, 100.0);
+    EXPECT_GT(measure_clocks(gpu).sm_mhz, 100.0);
 }
 
 }  // namespace
