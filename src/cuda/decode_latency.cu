@@ -34,8 +34,8 @@ __device__ Place<T> place_of(const Params& params, unsigned char* shared) {
     return at;
 }
 
-/// Before the dependency wait: nothing here reads global memory. The whole CTA meets here once, and arrives at the
-/// cluster; it waits for the cluster (join_cluster) before it touches a peer's memory.
+/// Barriers, and arrival at the cluster: before it touches a peer's memory, a thread waits for the cluster
+/// (join_cluster).
 template <class T>
 __device__ void set_up(const Params& params, const Place<T>& at) {
     if (threadIdx.x == 0) {
@@ -48,9 +48,8 @@ __device__ void set_up(const Params& params, const Place<T>& at) {
         }
         fence_mbarrier_init();
     }
-    if (params.trigger == Trigger::start) launch_dependent_grids();
     arrive_at_cluster();
-    __syncthreads();
+    if (params.trigger == Trigger::start) launch_dependent_grids();
 }
 
 /// All barriers of the cluster are there. Once for each thread: where tiles share copies, before the first of them;
@@ -304,6 +303,7 @@ __global__ void __launch_bounds__(threads(T::one_chunk), 1) decode(const __grid_
     const Place<T> at = place_of<T>(params, shared);
     set_up(params, at);
     const Inputs<T> inputs = find_inputs(params, at);
+    __syncthreads();  // the barriers are there
     //@ start
     wait_for_prerequisite_grids();
     //@ waited
