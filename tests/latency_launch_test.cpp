@@ -191,16 +191,25 @@ bool bulk_fits(int heads, int stages, int of_d_qk) {
     return latency::units * heads / 8 * latency::quad_bytes <= stages * latency::chunk * latency::record_pitch(of_d_qk);
 }
 
+std::string text_of(const PlanOptions& options) {
+    return "splits " + std::to_string(*options.splits) + ", tile_heads " + std::to_string(*options.tile_heads) +
+           ", stages " + std::to_string(*options.stages) + ", cluster_tiles " + std::to_string(*options.cluster_tiles) +
+           ", " + std::string(name(*options.gather)) + ", " + std::string(name(*options.transport));
+}
+
 /// Honoured to the letter, or refused with the option's name.
 void expect_honoured(const Problem& problem, const DeviceSpec& device, const PlanOptions& options) {
-    SCOPED_TRACE("splits " + std::to_string(*options.splits) + ", tile_heads " + std::to_string(*options.tile_heads) +
-                 ", stages " + std::to_string(*options.stages) + ", " + std::string(name(*options.transport)));
-    const bool resident = device.resident_clusters[static_cast<std::size_t>(*options.splits - 1)] > 0;
-    const bool bulk = *options.transport == Transport::bulk;
-    const bool bulk_refused = bulk && !bulk_fits(*options.tile_heads, *options.stages, static_cast<int>(d_qk(problem)));
+    SCOPED_TRACE(text_of(options));
+    const auto ctas = static_cast<std::size_t>(*options.splits * *options.cluster_tiles);
+    const bool resident = ctas <= 16 && device.resident_clusters[ctas - 1] > 0;
+    const bool shared_copies = *options.cluster_tiles > 1 && *options.gather != Gather::bulk;
+    const bool bulk_refused = *options.transport == Transport::bulk &&
+                              !bulk_fits(*options.tile_heads, *options.stages, static_cast<int>(d_qk(problem)));
     if (const auto refused = refusal(problem, device, options)) {
         const auto says = [&](const char* what) { return refused->find(what) != std::string::npos; };
-        if (!resident)
+        if (shared_copies)
+            EXPECT_TRUE(says("gather must be bulk with cluster_tiles above 1")) << *refused;
+        else if (!resident)
             EXPECT_TRUE(says("splits * cluster_tiles must be a cluster size")) << *refused;
         else if (says("transport must be"))
             EXPECT_TRUE(bulk_refused) << *refused;
@@ -210,13 +219,34 @@ void expect_honoured(const Problem& problem, const DeviceSpec& device, const Pla
     }
     EXPECT_TRUE(resident);
     EXPECT_FALSE(bulk_refused);
+    EXPECT_FALSE(shared_copies);
     const Plan plan = make_plan(problem, device, options);
     expect_launchable(plan);
     EXPECT_EQ(plan.schedule.splits, *options.splits);
     EXPECT_EQ(*plan.tiling, (Tiling{.heads = *options.tile_heads,
                                     .stages = *options.stages,
+                                    .cluster_tiles = *options.cluster_tiles,
+                                    .gather = *options.gather,
                                     .transport = *options.transport,
                                     .trigger = *options.trigger}));
+}
+
+/// The tilings of some splits: every tile, depth, cluster of tiles, gather and transport; triggers take turns.
+std::vector<PlanOptions> tilings(int splits) {
+    std::vector<PlanOptions> list;
+    for (const int tile : latency::head_tiles)
+        for (int stages = 1; stages <= latency::max_stages; ++stages)
+            for (const int cluster_tiles : {1, 2, 3, 8})
+                for (const Gather gather : {Gather::copies, Gather::bulk})
+                    for (const Transport transport : {Transport::stores, Transport::bulk})
+                        list.push_back({.splits = splits,
+                                        .tile_heads = tile,
+                                        .stages = stages,
+                                        .cluster_tiles = cluster_tiles,
+                                        .gather = gather,
+                                        .transport = transport,
+                                        .trigger = static_cast<Trigger>(list.size() % 3)});
+    return list;
 }
 
 TEST_F(LatencyLaunch, ForcedTilingsAreHonouredOrRefusedByName) {
@@ -224,19 +254,11 @@ TEST_F(LatencyLaunch, ForcedTilingsAreHonouredOrRefusedByName) {
     for (const DeviceSpec& device : devices())
         for (const Record record : {Record::fp8_576, Record::fp8_512})
             for (int splits = 1; splits <= latency::max_splits; ++splits)
-                for (const int tile : latency::head_tiles)
-                    for (int stages = 1; stages <= latency::max_stages; ++stages)
-                        for (const Transport transport : {Transport::stores, Transport::bulk}) {
-                            const Trigger trigger = static_cast<Trigger>(++number % 3);
-                            const Problem problem = problem_of(1 + number % 40, 1 + number % 128, {2048}, record);
-                            expect_honoured(problem, device,
-                                            {.splits = splits,
-                                             .tile_heads = tile,
-                                             .stages = stages,
-                                             .transport = transport,
-                                             .trigger = trigger});
-                            if (HasFailure()) return;
-                        }
+                for (const PlanOptions& options : tilings(splits)) {
+                    ++number;
+                    expect_honoured(problem_of(1 + number % 40, 1 + number % 128, {2048}, record), device, options);
+                    if (HasFailure()) return;
+                }
 }
 
 // One of each at least: the test above would pass if everything were refused.
@@ -249,6 +271,10 @@ TEST_F(LatencyLaunch, EveryTileTransportAndTriggerIsTakenSomewhere) {
         EXPECT_EQ(refusal(problem, h200(), {.tile_heads = 16, .stages = stages}), std::nullopt);
     for (const Transport transport : {Transport::stores, Transport::bulk})
         EXPECT_EQ(refusal(problem, h200(), {.tile_heads = 16, .transport = transport}), std::nullopt);
+    for (const Gather gather : {Gather::copies, Gather::bulk})
+        EXPECT_EQ(refusal(problem, h200(), {.gather = gather}), std::nullopt);
+    for (const int tiles : {1, 2, 4})
+        EXPECT_EQ(refusal(problem, h200(), {.splits = 4, .tile_heads = 16, .cluster_tiles = tiles}), std::nullopt);
     for (const Trigger trigger : {Trigger::start, Trigger::loaded, Trigger::end})
         EXPECT_EQ(refusal(problem, h200(), {.trigger = trigger}), std::nullopt);
 }
@@ -283,6 +309,9 @@ TEST_F(LatencyLaunch, RefusalsNameTheirReason) {
     for (const int splits : {-1, 0, 17}) expect_refused(good, gpu, {.splits = splits}, "splits must be 1 .. 16, got");
     for (const int stages : {-1, 0, latency::max_stages + 1})
         expect_refused(good, gpu, {.stages = stages}, "stages must be 1 .. ");
+    for (const int tiles : {-1, 0, 17})
+        expect_refused(good, gpu, {.cluster_tiles = tiles}, "cluster_tiles must be 1 .. 16, got");
+    expect_refused(good, gpu, {.cluster_tiles = 2, .gather = Gather::copies}, "gather must be bulk with cluster_tiles");
     for (const int tile : {-16, 0, 8, 17, 128})
         expect_refused(good, gpu, {.tile_heads = tile}, "tile_heads must be 16");
 }

@@ -268,18 +268,9 @@ __device__ Inputs<T> find_inputs(const Params& params, const Place<T>& at) {
     return inputs;
 }
 
-/// What the warps that multiply do: a row's part of this CTA, and its share of the merge.
+/// This CTA's part of the row, and its way to the output or to the CTAs that merge. Whether a merge is left to do.
 template <class T>
-__device__ void multiply(const Params& params, const Place<T>& at, const Columns& columns, QueryLoader<T>& query) {
-    const int senders = __popc(columns.splits);
-    const bool sends = columns.has_split(at.split);
-    if (senders == 0) return write_empty<T>(params, at);
-    if (threadIdx.x == 0 && senders > 1) expect_partials(params, at, senders - (sends ? 1 : 0));
-    if (!T::one_chunk) join_cluster(at, true);
-    if (!sends) {
-        join_cluster(at, false);
-        return write_together<T>(params, at, columns);
-    }
+__device__ bool add_and_send(const Params& params, const Place<T>& at, const Columns& columns, QueryLoader<T>& query) {
     query.store_all(params, at);
     fence_async_proxy();
     sync_multipliers();  // the query is there
@@ -288,13 +279,29 @@ __device__ void multiply(const Params& params, const Place<T>& at, const Columns
     FragmentA values[2][4];
     bool first = true;
     const int stage = add_chunks(params, at, columns, partial, values, first);
-    if (senders == 1) {
-        add_values<T>(at, stage, first, partial.outputs, values, [](int) {});
-        write_alone(params, at, columns, partial);
-    } else {
+    if (columns.num_splits() > 1) {
         exchange(params, at, stage, first, partial, values);
-        write_together<T>(params, at, columns);
+        return true;
     }
+    add_values<T>(at, stage, first, partial.outputs, values, [](int) {});
+    write_alone(params, at, columns, partial);
+    return false;
+}
+
+/// What the warps that multiply do.
+template <class T>
+__device__ void multiply(const Params& params, const Place<T>& at, const Columns& columns, QueryLoader<T>& query) {
+    if (columns.splits == 0) return write_empty<T>(params, at);
+    const bool sends = columns.has_split(at.split);
+    const int senders = columns.num_splits();
+    if (threadIdx.x == 0 && senders > 1) expect_partials(params, at, senders - (sends ? 1 : 0));
+    if (!T::one_chunk) join_cluster(at, true);
+    if (sends) {
+        if (!add_and_send(params, at, columns, query)) return;
+    } else {
+        join_cluster(at, false);
+    }
+    write_together<T>(params, at, columns);
 }
 
 template <class T>

@@ -23,11 +23,12 @@ struct Columns {
         const int distance = split - params.second_begin_split;
         return second_begin + distance + (distance < 0 ? params.splits : 0);
     }
+    __device__ int num_splits() const { return __popc(splits); }
     __device__ bool has_split(int split) const { return (splits >> split & 1) != 0; }
     /// Whether a CTA has anything to do: where only one split has columns, its CTA writes the row, and where none has,
     /// CTA 0 does; otherwise all of them merge.
     __device__ bool concern(int split) const {
-        return __popc(splits) > 1 || has_split(split) || (splits == 0 && split == 0);
+        return num_splits() > 1 || has_split(split) || (splits == 0 && split == 0);
     }
     __device__ bool is_second(int number) const { return number >= second_begin; }
     __device__ bool has(int number) const {

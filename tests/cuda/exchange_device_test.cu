@@ -150,6 +150,91 @@ TEST_P(ExchangeDevice, BulkCopiesToEveryCta) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
+/// The copy engine brings each CTA's share of some bytes to all CTAs whose bit is set, at the same place; every CTA's
+/// barrier counts what comes to it.
+__global__ void multicast_kernel(int cluster, std::uint32_t ctas, const uint4* from, std::uint32_t* failures) {
+    extern __shared__ __align__(128) unsigned char shared[];
+    Inbox& inbox = *reinterpret_cast<Inbox*>(shared);
+    const int cta = number_in_cluster(cluster), thread = static_cast<int>(threadIdx.x);
+    constexpr std::uint32_t bytes = threads * 16;
+    for (int share = 0; share < cluster; ++share) inbox.values[share][thread] = {0, 0, 0, 0};
+    device::fence_async_proxy();
+    __syncthreads();
+    start_inbox(inbox);
+    const bool takes_part = (ctas >> cta & 1) != 0;
+    const SharedAddress barrier = device::shared_address(&inbox.barrier);
+    if (takes_part) expect(inbox, cluster * bytes);
+    if (thread == 0)
+        device::copy_bulk_multicast(device::shared_address(inbox.values[cta]), from + cta * threads, bytes, barrier,
+                                    static_cast<std::uint16_t>(ctas));
+    if (takes_part) device::wait_mbarrier(barrier, 0);
+    for (int share = 0; share < cluster && takes_part; ++share) {
+        const uint4 expected = from[share * threads + thread];
+        const float4 got = inbox.values[share][thread];
+        if (__float_as_uint(got.x) != expected.x || __float_as_uint(got.w) != expected.w) atomicAdd(failures, 1U);
+    }
+    __syncthreads();
+    device::arrive_at_cluster();
+    device::wait_for_cluster();
+    for (int share = 0; share < cluster && !takes_part; ++share)
+        if (inbox.values[share][thread].x != 0) atomicAdd(failures, 1U);
+}
+
+TEST_P(ExchangeDevice, SharedCopiesReachThoseWhoseBitIsSet) {
+    std::vector<uint4> data(max_cluster * threads);
+    for (std::size_t i = 0; i < data.size(); ++i) {
+        const auto word = static_cast<std::uint32_t>(i * 2654435761U | 1);
+        data[i] = {word, word + 1, word + 2, word + 3};
+    }
+    const DeviceArray<uint4> from(data);
+    const std::uint32_t all = (1U << cluster()) - 1;
+    for (const std::uint32_t ctas : {all, all & 0x5555U, 1U << (cluster() - 1)}) {
+        const DeviceArray<std::uint32_t> failures(std::vector<std::uint32_t>{0});
+        run_clusters(multicast_kernel, sizeof(Inbox), GetParam(), ctas, from.data(), failures.data());
+        EXPECT_EQ(failures.values()[0], 0U) << std::hex << ctas;
+    }
+}
+
+/// Every CTA says at every other one's barrier that it has written: a stage may be overwritten once all have.
+__global__ void arrivals_kernel(int cluster, std::uint32_t* written, std::uint32_t* failures) {
+    __shared__ std::uint64_t memory;
+    const int cta = number_in_cluster(cluster), thread = static_cast<int>(threadIdx.x);
+    const int first = static_cast<int>(device::cluster_of_grid_x()) * cluster;
+    const SharedAddress barrier = device::shared_address(&memory);
+    if (thread == 0) {
+        device::init_mbarrier(barrier, cluster);
+        device::fence_mbarrier_init();
+    }
+    __syncwarp();
+    device::arrive_at_cluster();
+    device::wait_for_cluster();
+    for (std::uint32_t phase = 0; phase < 4; ++phase) {
+        if (thread == 0) {
+            spin(20000LL * ((cta * 7 + static_cast<int>(phase)) % cluster));
+            written[first + cta] = phase + 1;
+            __threadfence();
+            for (int to = 0; to < cluster; ++to) device::arrive_at_peer(device::map_to_cta(barrier, to));
+        }
+        device::wait_mbarrier(barrier, phase % 2);
+        for (int from = 0; from < cluster; ++from) {
+            const std::uint32_t seen = *static_cast<volatile std::uint32_t*>(written + first + from);
+            if (seen < phase + 1) atomicAdd(failures, 1U);
+        }
+        // An arrival for the next phase must not be counted in this one anywhere.
+        __syncthreads();
+        device::arrive_at_cluster();
+        device::wait_for_cluster();
+    }
+}
+
+TEST_P(ExchangeDevice, ArrivalsAtPeersAreCounted) {
+    const DeviceArray<std::uint32_t> written(std::vector<std::uint32_t>(clusters * cluster(), 0));
+    const DeviceArray<std::uint32_t> failures(std::vector<std::uint32_t>{0});
+    run_clusters(arrivals_kernel, 0, GetParam(), written.data(), failures.data());
+    EXPECT_EQ(failures.values()[0], 0U);
+    EXPECT_EQ(written.values(), std::vector<std::uint32_t>(clusters * cluster(), 4));
+}
+
 /// CTAs arrive at very different times; nobody may pass before the last one. Counts who did.
 __global__ void barrier_kernel(int cluster, std::uint32_t* arrived, std::uint32_t* failures) {
     const int cta = number_in_cluster(cluster);
@@ -177,6 +262,56 @@ TEST_P(ExchangeDevice, NobodyPassesAClusterBarrierEarly) {
     run_clusters(barrier_kernel, 0, GetParam(), arrived.data(), failures.data());
     EXPECT_EQ(failures.values()[0], 0U);
     EXPECT_EQ(arrived.values(), std::vector<std::uint32_t>(clusters, 4 * cluster()));
+}
+
+struct Place {
+    std::uint32_t x, y, cluster, block_x, block_y, number;
+};
+
+/// Each CTA writes its number in the grid to CTA 0's shared memory, at its own number in the cluster.
+__global__ void place_kernel(Place* places, int cluster_x) {
+    __shared__ __align__(16) float4 inbox[max_cluster];
+    __shared__ std::uint64_t memory;
+    const std::uint32_t x = device::cta_of_cluster_x(), y = device::cta_of_cluster_y();
+    const SharedAddress barrier = device::shared_address(&memory);
+    const std::uint32_t number = x + y * cluster_x;
+    if (threadIdx.x == 0) {
+        device::init_mbarrier(barrier, 1);
+        device::fence_mbarrier_init();
+        device::arrive_expecting(barrier, 16);
+    }
+    __syncwarp();
+    device::arrive_at_cluster();
+    device::wait_for_cluster();
+    // To the CTA of the same number: map_to_cta's numbers are x + y * cluster_x.
+    if (threadIdx.x == 0) {
+        device::store_async(device::map_to_cta(device::shared_address(inbox), number), static_cast<float>(number), 0, 0,
+                            0, device::map_to_cta(barrier, number));
+        device::wait_mbarrier(barrier, 0);
+        places[blockIdx.y * gridDim.x + blockIdx.x] = {x,          y,          device::cluster_of_grid_x(),
+                                                       blockIdx.x, blockIdx.y, static_cast<std::uint32_t>(inbox[0].x)};
+    }
+    __syncwarp();
+    device::arrive_at_cluster();
+    device::wait_for_cluster();
+}
+
+TEST_P(ExchangeDevice, ClustersOfTwoDimensions) {
+    for (unsigned along_y = 1; along_y <= cluster(); ++along_y) {
+        if (cluster() % along_y != 0) continue;
+        const unsigned along_x = cluster() / along_y;
+        const dim3 grid(3 * along_x, 2 * along_y);
+        const DeviceArray<Place> places(grid.x * grid.y);
+        detail::allow_launches(place_kernel, 0, "place_kernel");
+        run(place_kernel, {.grid = grid, .cluster = dim3(along_x, along_y), .threads = 32}, places.data(),
+            static_cast<int>(along_x));
+        for (const Place& place : places.values()) {
+            EXPECT_EQ(place.x, place.block_x % along_x);
+            EXPECT_EQ(place.y, place.block_y % along_y);
+            EXPECT_EQ(place.cluster, place.block_x / along_x);
+            EXPECT_EQ(place.number, place.x + place.y * along_x);
+        }
+    }
 }
 
 INSTANTIATE_TEST_SUITE_P(Clusters, ExchangeDevice, testing::Values(2, 3, 4, 8, 16),

@@ -29,6 +29,7 @@ std::vector<RandomSpec> specs() {
 std::vector<PlanOptions> wishes() {
     return {{},
             {.splits = 1},
+            {.splits = 3, .cluster_tiles = 2, .gather = Gather::bulk},
             {.splits = 5, .transport = Transport::bulk, .trigger = Trigger::start},
             {.p_format = PFormat::e4m3, .splits = 16, .trigger = Trigger::end}};
 }

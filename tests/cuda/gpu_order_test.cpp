@@ -29,7 +29,9 @@ std::vector<RandomSpec> specs() {
 std::vector<PlanOptions> wishes() {
     std::vector<PlanOptions> list;
     for (const Trigger trigger : {Trigger::start, Trigger::loaded, Trigger::end})
-        for (const int splits : {1, 4}) list.push_back({.splits = splits, .trigger = trigger});
+        for (const int splits : {1, 4})
+            for (const Gather gather : {Gather::copies, Gather::bulk})
+                list.push_back({.splits = splits, .gather = gather, .trigger = trigger});
     return list;
 }
 

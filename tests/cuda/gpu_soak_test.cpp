@@ -66,6 +66,8 @@ std::vector<Shape> shapes() {
     const RandomSpec queries{.rows = 2, .heads = 64, .widths = {300}, .query_dtype = DType::bf16};
     return {{wide, {}},
             {wide, {.splits = 4, .transport = Transport::bulk}},
+            {wide, {.splits = 4, .tile_heads = 16, .cluster_tiles = 2, .gather = Gather::bulk}},
+            {long_row, {.splits = 12, .gather = Gather::bulk}},
             {wide, {.p_format = PFormat::e4m3, .splits = 2, .tile_heads = 32}},
             {long_row, {.splits = 16}},
             {long_row, {.splits = 8, .stages = 3, .trigger = Trigger::end}},
@@ -73,7 +75,7 @@ std::vector<Shape> shapes() {
             {two, {.splits = 10, .trigger = Trigger::start}},
             {short_row, {}},
             {short_row, {.splits = 1, .tile_heads = 16}},
-            {queries, {.splits = 3, .tile_heads = 64}},
+            {queries, {.splits = 3, .tile_heads = 32, .cluster_tiles = 2, .gather = Gather::bulk}},
             {queries, {.splits = 5, .tile_heads = 16}}};
 }
 

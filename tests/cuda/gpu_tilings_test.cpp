@@ -1,5 +1,5 @@
-// Tiles of heads, stages, transports and triggers are choices for speed: for one schedule all of them give equal bits.
-// And a cache that no 32-bit byte offset spans.
+// Tiles of heads, stages, ways of gathering, transports and triggers are choices for speed: for one schedule all of
+// them give equal bits. And a cache that no 32-bit byte offset spans.
 #include "tests/cuda/gpu_calls.h"
 
 namespace sparsemla::test {
@@ -9,20 +9,30 @@ using harness::GpuBuffer;
 
 class GpuTilings : public OnGpu {};
 
+/// How records come, and the tiles of heads that share them.
+struct Sharing {
+    Gather gather;
+    int cluster_tiles;
+};
+constexpr Sharing sharings[] = {{Gather::copies, 1}, {Gather::bulk, 1}, {Gather::bulk, 2}, {Gather::bulk, 3}};
+
 /// Every combination of the tiling's options, for given splits and format of P.
 std::vector<PlanOptions> tilings(const PlanOptions& schedule) {
     std::vector<PlanOptions> list;
     for (const int tile : {16, 32, 64})
         for (const int stages : {1, 2, 3, 4})
-            for (const Transport transport : {Transport::stores, Transport::bulk})
-                for (const Trigger trigger : {Trigger::start, Trigger::loaded, Trigger::end}) {
-                    PlanOptions options = schedule;
-                    options.tile_heads = tile;
-                    options.stages = stages;
-                    options.transport = transport;
-                    options.trigger = trigger;
-                    list.push_back(options);
-                }
+            for (const Sharing& sharing : sharings)
+                for (const Transport transport : {Transport::stores, Transport::bulk})
+                    for (const Trigger trigger : {Trigger::start, Trigger::loaded, Trigger::end}) {
+                        PlanOptions options = schedule;
+                        options.tile_heads = tile;
+                        options.stages = stages;
+                        options.cluster_tiles = sharing.cluster_tiles;
+                        options.gather = sharing.gather;
+                        options.transport = transport;
+                        options.trigger = trigger;
+                        list.push_back(options);
+                    }
     return list;
 }
 

@@ -43,7 +43,7 @@ void expect_readers_see(int pairs, unsigned cluster, const Submit& submit) {
     submit(stream.get(), [&] {
         for (int pair = 0; pair < pairs; ++pair) {
             const detail::LaunchConfig config{
-                .grid = dim3(blocks), .cluster = cluster, .threads = threads, .stream = stream.get()};
+                .grid = dim3(blocks), .cluster = dim3(cluster), .threads = threads, .stream = stream.get()};
             detail::launch<int*, int, int*>(late_writer, config, "late_writer", values.data(), 100 + pair,
                                             ended.data());
             detail::launch<const int*, int*, volatile int*, int, int*>(reader, config, "reader", values.data(),

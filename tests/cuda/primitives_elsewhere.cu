@@ -68,11 +68,15 @@ __global__ void use_exchange(float* out) {
     __syncthreads();
     arrive_at_cluster();
     wait_for_cluster();
-    const std::uint32_t peer = blockIdx.x % 2 ^ 1;
+    const std::uint32_t peer = cta_of_cluster_x() ^ 1;
     if (threadIdx.x == 0) {
         store_async(map_to_cta(to, peer), 1, 2, 3, 4, map_to_cta(barrier, peer));
         store_async(map_to_cta(to, peer), 1, 2, map_to_cta(barrier, peer));
         copy_bulk_to_cta(map_to_cta(to, peer), to + 16, 16, map_to_cta(barrier, peer));
+    }
+    if (cta_of_cluster_y() == 0) {
+        arrive_at_peer(map_to_cta(barrier, peer));
+        copy_bulk_multicast(to, out, 16, barrier, 3);
     }
     wait_mbarrier(barrier, 0);
     out[threadIdx.x] = inbox[0].x + static_cast<float>(cluster_of_grid_x());
