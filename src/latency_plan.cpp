@@ -229,7 +229,7 @@ std::optional<std::string> refuse(const Problem& problem, const DeviceSpec& devi
     if (auto reason = refuse_schedule(options)) return reason;
     if (auto reason = refuse_range("splits", options.splits, 1, max_splits)) return reason;
     if (auto reason = refuse_range("stages", options.stages, 1, max_stages)) return reason;
-    if (auto reason = refuse_range("cluster_tiles", options.cluster_tiles, 1, max_splits)) return reason;
+    if (auto reason = refuse_range("cluster_tiles", options.cluster_tiles, 1, max_heads / head_tiles[0])) return reason;
     if (options.cluster_tiles.value_or(1) > 1 && options.gather.value_or(Gather::bulk) != Gather::bulk)
         return must_be("gather", "bulk with cluster_tiles above 1", name(*options.gather));
     if (options.tile_heads && std::ranges::find(head_tiles, *options.tile_heads) == std::end(head_tiles))

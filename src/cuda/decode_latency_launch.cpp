@@ -2,6 +2,7 @@
 #include <limits>
 
 #include "cuda/decode_latency.h"
+#include "cuda/decode_latency_check.h"
 #include "cuda/launch.h"
 #include "gpu.h"
 #include "latency_layout.h"
@@ -108,7 +109,9 @@ Params params_of(const DecodeParams& call) {
 
 void prepare_latency(const Plan& plan) {
     const CurrentDevice current(plan.device.device.index);
-    prepare_kernel(variant_of(plan), latency_launch(plan, plan.problem.rows).shared_bytes);
+    // All that the device has: another plan of the same kernel may need more than this one.
+    prepare_kernel(variant_of(plan), static_cast<std::size_t>(plan.device.shared_memory_bytes));
+    check_latency(plan);
 }
 
 void launch_latency(const DecodeParams& call, Stream stream) {

@@ -1,0 +1,212 @@
+// Phases: a step whose records and query follow a rule, the plan's kernel on it, the same in float64, comparison.
+#include "cuda/decode_latency_check.h"
+
+#include <cmath>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "cuda/runtime.h"
+#include "gpu.h"
+#include "latency_layout.h"
+#include "latency_plan.h"
+#include "sparsemla/formats.h"
+
+namespace sparsemla::detail {
+
+namespace {
+
+constexpr int splits = 2;
+constexpr int heads = 3;
+constexpr float poison = -77.0F;
+
+/// Columns of each source: so many that a CTA has one chunk at most, or more than one.
+std::int64_t columns_of(const Plan& plan) {
+    const std::int64_t sources = static_cast<std::int64_t>(plan.problem.sources.size());
+    return (has_one_chunk(plan) ? splits * latency::chunk / sources : 3 * latency::chunk) - 5;
+}
+
+/// The plan's kernel and tiling for the check's step.
+Plan plan_of_check(const Plan& plan) {
+    Plan check = plan;
+    const std::int64_t columns = columns_of(plan);
+    check.problem.rows = 1;
+    check.problem.heads = heads;
+    check.problem.out_dtype = DType::f32;
+    check.problem.lse = true;
+    check.problem.lse_base = LseBase::natural;
+    for (SourceProblem& source : check.problem.sources) {
+        source.width = columns;
+        source.count_offset = 0;
+    }
+    check.schedule.splits = splits;
+    return check;
+}
+
+/// One in dimension c % 512, for every third column a half in the last dimension, where the query is one too.
+float record_value(std::int64_t column, int dim, int d_qk) {
+    if (dim == d_qk - 1 && column % 3 == 0) return 0.5F;
+    return dim == column % value_dims ? 1.0F : 0.0F;
+}
+
+struct Expected {
+    std::vector<double> out = std::vector<double>(value_dims, 0.0);
+    double lse = 0;
+};
+
+Expected expected_of(std::int64_t columns, int sources, int d_qk) {
+    Expected expected;
+    double sum = 0;
+    for (std::int64_t c = 0; c < columns; ++c) {
+        const double weight = sources * std::exp(record_value(c, d_qk - 1, d_qk));
+        sum += weight;
+        for (int d = 0; d < value_dims; ++d)
+            expected.out[static_cast<std::size_t>(d)] += weight * record_value(c, d, d_qk);
+    }
+    for (double& value : expected.out) value /= sum;
+    expected.lse = std::log(sum);
+    return expected;
+}
+
+class DeviceCopy {
+   public:
+    DeviceCopy(const void* host, std::size_t bytes, cudaStream_t stream) : memory_(bytes) {
+        check_cuda(cudaMemcpyAsync(memory_.get(), host, bytes, cudaMemcpyHostToDevice, stream), "cudaMemcpyAsync");
+    }
+    template <class T>
+    T* as() const {
+        return static_cast<T*>(memory_.get());
+    }
+
+   private:
+    DeviceMemory memory_;
+};
+
+template <class Value>
+DeviceCopy copy_of(const std::vector<Value>& values, cudaStream_t stream) {
+    return {values.data(), values.size() * sizeof(Value), stream};
+}
+
+void compare(const std::vector<float>& out, const std::vector<float>& lse, const Expected& expected,
+             const std::string& kernel) {
+    const auto fail = [&](const std::string& what, double wanted, double got) {
+        throw Error(ErrorKind::device, "self-test of " + kernel, what + " = " + std::to_string(wanted),
+                    std::to_string(got));
+    };
+    for (int head = 0; head < heads; ++head) {
+        const float got = lse[static_cast<std::size_t>(head)];
+        if (!(std::abs(got - expected.lse) <= 1e-4)) fail("lse of head " + std::to_string(head), expected.lse, got);
+        for (std::size_t d = 0; d < value_dims; ++d) {
+            const float value = out[static_cast<std::size_t>(head) * value_dims + d];
+            if (!(std::abs(value - expected.out[d]) <= 0x1p-8 * expected.out[d] + 1e-6))
+                fail("head " + std::to_string(head) + ", dimension " + std::to_string(d), expected.out[d], value);
+        }
+    }
+}
+
+/// What the step reads, and its outputs.
+struct Step {
+    std::vector<std::uint8_t> records;  ///< [columns, d_qk] E4M3
+    std::vector<std::int32_t> slots;    ///< [columns], the last record first
+    std::vector<std::uint8_t> query;    ///< [heads, d_qk], E4M3 or BF16
+    std::vector<float> out = std::vector<float>(heads * value_dims, poison);
+    std::vector<float> lse = std::vector<float>(heads, poison);
+};
+
+Step make_step(const Problem& problem, std::int64_t columns) {
+    const int d = static_cast<int>(d_qk(problem));
+    Step step;
+    for (std::int64_t c = 0; c < columns; ++c) {
+        step.slots.push_back(static_cast<std::int32_t>(columns - 1 - c));
+        for (int dim = 0; dim < d; ++dim) step.records.push_back(float_to_e4m3(record_value(c, dim, d)));
+    }
+    for (int i = 0; i < heads * d; ++i) {
+        const float value = i % d == d - 1 ? 1.0F : 0.0F;
+        if (problem.query_dtype == DType::f8_e4m3) {
+            step.query.push_back(float_to_e4m3(value));
+            continue;
+        }
+        const std::uint16_t bits = float_to_bf16(value);
+        step.query.push_back(static_cast<std::uint8_t>(bits & 0xFF));
+        step.query.push_back(static_cast<std::uint8_t>(bits >> 8));
+    }
+    return step;
+}
+
+void set_sources(DecodeParams& call, const Plan& check, const DeviceCopy& records, const DeviceCopy& slots) {
+    call.num_sources = static_cast<int>(check.problem.sources.size());
+    for (int i = 0; i < call.num_sources; ++i) {
+        const SourceProblem& planned = check.problem.sources[static_cast<std::size_t>(i)];
+        SourceParams& source = call.sources[i];
+        source.cache.record = planned.record;
+        source.cache.data = records.as<std::byte>();
+        source.cache.pages = 1;
+        source.cache.page_size = planned.width;
+        source.slots = slots.as<std::int32_t>();
+        source.slots_row_stride = planned.width;
+        source.width = planned.width;
+    }
+}
+
+/// Launches the step and brings its outputs back.
+void run_step(const Plan& check, Step& step) {
+    const OwnedStream stream;
+    const DeviceCopy records = copy_of(step.records, stream.get());
+    const DeviceCopy slots = copy_of(step.slots, stream.get());
+    const DeviceCopy query = copy_of(step.query, stream.get());
+    const DeviceCopy out = copy_of(step.out, stream.get());
+    const DeviceCopy lse = copy_of(step.lse, stream.get());
+    DecodeParams call;
+    call.rows = 1;
+    call.heads = heads;
+    call.d_qk = d_qk(check.problem);
+    call.query = query.as<std::byte>();
+    call.query_dtype = check.problem.query_dtype;
+    call.query_row_stride = heads * call.d_qk;
+    call.query_head_stride = call.d_qk;
+    set_sources(call, check, records, slots);
+    call.out = out.as<float>();
+    call.out_dtype = DType::f32;
+    call.out_row_stride = std::int64_t{heads} * value_dims;
+    call.out_head_stride = value_dims;
+    call.lse = lse.as<float>();
+    call.lse_row_stride = heads;
+    call.lse_head_stride = 1;
+    call.plan = &check;
+    launch_latency(call, {stream.get()});
+    check_cuda(cudaMemcpyAsync(step.out.data(), call.out, step.out.size() * sizeof(float), cudaMemcpyDeviceToHost,
+                               stream.get()),
+               "cudaMemcpyAsync");
+    check_cuda(cudaMemcpyAsync(step.lse.data(), call.lse, step.lse.size() * sizeof(float), cudaMemcpyDeviceToHost,
+                               stream.get()),
+               "cudaMemcpyAsync");
+    check_cuda(cudaStreamSynchronize(stream.get()), "self-test of decode_latency");
+}
+
+void run_check(const Plan& plan) {
+    const Plan check = plan_of_check(plan);
+    const std::int64_t columns = columns_of(plan);
+    Step step = make_step(check.problem, columns);
+    run_step(check, step);
+    compare(step.out, step.lse,
+            expected_of(columns, static_cast<int>(check.problem.sources.size()), static_cast<int>(d_qk(check.problem))),
+            check.schedule.kernel + " (" + to_string(*check.tiling) + ")");
+}
+
+}  // namespace
+
+void check_latency(const Plan& plan) {
+    static std::mutex mutex;
+    static std::set<std::string> passed;
+    const std::string key = std::to_string(plan.device.device.index) + " " +
+                            std::string(name(plan.problem.query_dtype)) + " " + std::to_string(d_qk(plan.problem)) +
+                            " " + std::to_string(plan.problem.sources.size()) +
+                            (has_one_chunk(plan) ? " one " : " more ") + to_string(*plan.tiling);
+    const std::lock_guard lock(mutex);
+    if (passed.contains(key)) return;
+    run_check(plan);
+    passed.insert(key);
+}
+
+}  // namespace sparsemla::detail
