@@ -28,8 +28,11 @@ if(SPARSEMLA_PORTABLE)
         file(REAL_PATH ${file} file)
         file(COPY_FILE ${file} ${CMAKE_RUNTIME_OUTPUT_DIRECTORY}/${runtime} ONLY_IF_DIFFERENT)
     endforeach()
-    # What bin/ holds by now, for the journey.
+    configure_file(${PROJECT_SOURCE_DIR}/scripts/gpu_check.sh ${CMAKE_RUNTIME_OUTPUT_DIRECTORY}/gpu_check.sh COPYONLY)
+    # What bin/ holds by now, for the journey, with the commit and the golden outputs that gpu_check.sh looks for.
     add_custom_target(portable_archive
+        COMMAND sh -c "git -C '${PROJECT_SOURCE_DIR}' describe --always --dirty --abbrev=12 >bin/COMMIT || rm -f bin/COMMIT"
+        COMMAND sh -c "rm -rf bin/golden && if [ -d '${PROJECT_SOURCE_DIR}/tests/data/golden' ]; then cp -r '${PROJECT_SOURCE_DIR}/tests/data/golden' bin/; fi"
         COMMAND ${CMAKE_COMMAND} -E tar cJf ${PROJECT_BINARY_DIR}/sparsemla-portable.tar.xz bin
         WORKING_DIRECTORY ${PROJECT_BINARY_DIR} VERBATIM)
 endif()

@@ -28,6 +28,8 @@ struct GoldenCase {
     Recipe recipe;
 };
 
+void PrintTo(const GoldenCase& golden, std::ostream* stream) { *stream << golden.name; }
+
 struct Size {
     std::int64_t rows, heads;
 };
