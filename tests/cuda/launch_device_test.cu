@@ -1,5 +1,5 @@
 // cuda/launch.h with the barriers between dependent grids: a kernel that starts early sees all that the grid before it
-// wrote, however late, and overwrites nothing that it still reads.
+// wrote, however late, and overwrites nothing that it still reads. And registers that warpgroups hand to each other.
 #include "cuda/device/barriers.cuh"
 #include "tests/cuda/on_device.h"
 
@@ -101,6 +101,58 @@ TEST_F(LaunchDevice, AWriterWaitsForALateReader) {
     detail::check_cuda(cudaStreamSynchronize(stream.get()), "the kernels");
     EXPECT_EQ(copy.values(), std::vector<int>(size, 7));
     EXPECT_EQ(values.values(), std::vector<int>(size, 8));
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+constexpr int live_words = 160;  // of a thread, all in use at once
+constexpr int rounds = 20;
+
+/// One warpgroup gives registers back, two take them and keep more words alive than a thread had at first.
+__global__ void __launch_bounds__(384, 1) registers_kernel(const std::uint32_t* in, std::uint32_t* out) {
+    const unsigned thread = threadIdx.x;
+    if (thread >= 256) {
+        device::keep_registers<40>();
+        out[thread] = in[thread] + 1;
+        return;
+    }
+    device::take_registers<232>();
+    std::uint32_t words[live_words];
+#pragma unroll
+    for (int i = 0; i < live_words; ++i) words[i] = in[thread + i];
+#pragma unroll 1
+    for (int round = 0; round < rounds; ++round) {
+        const std::uint32_t first = words[0];
+#pragma unroll
+        for (int i = 0; i < live_words; ++i) words[i] = words[i] * 3 + (i + 1 < live_words ? words[i + 1] : first);
+    }
+    std::uint32_t sum = 0;
+#pragma unroll
+    for (int i = 0; i < live_words; ++i) sum = sum * 31 + words[i];
+    out[thread] = sum;
+}
+
+std::uint32_t expected_sum(const std::uint32_t* in) {
+    std::vector<std::uint32_t> words(in, in + live_words);
+    for (int round = 0; round < rounds; ++round) {
+        const std::uint32_t first = words[0];
+        for (std::size_t i = 0; i < words.size(); ++i)
+            words[i] = words[i] * 3 + (i + 1 < words.size() ? words[i + 1] : first);
+    }
+    std::uint32_t sum = 0;
+    for (const std::uint32_t word : words) sum = sum * 31 + word;
+    return sum;
+}
+
+TEST_F(LaunchDevice, RegistersMoveBetweenWarpgroups) {
+    std::vector<std::uint32_t> in(512);
+    for (std::size_t i = 0; i < in.size(); ++i) in[i] = static_cast<std::uint32_t>(i * 2654435761U);
+    const DeviceArray<std::uint32_t> from(in), to(384);
+    for (int repeat = 0; repeat < 10; ++repeat) {
+        run(registers_kernel, {.grid = dim3(200), .threads = 384}, from.data(), to.data());
+        const std::vector<std::uint32_t> out = to.values();
+        for (std::size_t i = 0; i < 256; ++i) ASSERT_EQ(out[i], expected_sum(in.data() + i)) << i;
+        for (std::size_t i = 256; i < 384; ++i) ASSERT_EQ(out[i], in[i] + 1) << i;
+    }
 }
 
 TEST_F(LaunchDevice, WhatCannotBeLaunchedIsAnErrorAndLeavesNoTrace) {
