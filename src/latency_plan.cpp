@@ -53,7 +53,7 @@ std::optional<std::string> refuse_sources(const Problem& problem) {
 
 std::optional<std::string> refuse_schedule(const PlanOptions& options) {
     const PFormat format = p_format_of(options);
-    if (format != PFormat::f16 && format != PFormat::e4m3) return must_be("p_format", "f16 or e4m3", name(format));
+    if (format != PFormat::f16 && format != PFormat::e4m3) return must_be("p_format", "p_f16 or p_e4m3", name(format));
     const float p_scale = p_scale_of(options);
     if (!(p_scale >= smallest_p_scale && p_scale <= largest_p_scale(format)))
         return must_be("p_scale",
