@@ -300,7 +300,7 @@ TEST_F(LatencyLaunch, RefusalsNameTheirReason) {
     expect_refused(problem_of(1, 1, {64, max_grid_x}), gpu, {}, "sources[1].width must be 0 .. ");
     expect_refused(problem_of(max_grid_x, 1, {2048}), gpu, {.splits = 2}, "rows must be 0 .. 1073741823 with 2 splits");
     expect_refused(problem_of(max_grid_x, 1, {2048}), gpu, {.splits = 16}, "rows must be 0 .. 134217727 with 16");
-    expect_refused(good, gpu, {.p_format = PFormat::bf16}, "p_format must be f16 or e4m3, got");
+    expect_refused(good, gpu, {.p_format = PFormat::bf16}, "p_format must be p_f16 or p_e4m3, got");
     expect_refused(good, gpu, {.p_scale = 65536.0F}, "p_scale must be 2^-16 .. 32768 with");
     expect_refused(good, gpu, {.p_format = PFormat::e4m3, .p_scale = 449.0F}, "p_scale must be 2^-16 .. 448 with");
     expect_refused(good, gpu, {.anchor = Anchor::row_max}, "anchor must be split_running_max, got row_max");
