@@ -1,5 +1,5 @@
 // decode_latency: a cluster of S CTAs for each (row, tile of heads); chunk j of the row's lists belongs to CTA j % S.
-//   gather    slots -> records in shared memory (cp.async); query heads -> halves
+//   gather    slots -> records in shared memory (cp.async, or a bulk copy a record); query heads -> halves
 //   scores    K * Q^T by wgmma: 64 keys on M from registers, heads on N; each warpgroup half of the dimensions
 //   softmax   a warp some heads: the halves' sum, maximum, P = p_scale * 2^(s - max) in its format
 //   values    V^T * P by wgmma: a warpgroup's 256 dimensions on M, heads on N
@@ -11,6 +11,8 @@
 #include "cuda/decode_latency_gather.cuh"
 #include "cuda/decode_latency_merge.cuh"
 #include "cuda/launch.h"
+
+#include <string>
 
 namespace sparsemla::detail::latency {
 
@@ -333,9 +335,9 @@ __global__ void __launch_bounds__(threads(T::one_chunk), 1) decode(const __grid_
     }
 }
 
-/// Calls visit(kernel) with the instantiation for these values; false where there is none.
+/// Calls visit(kernel) with the instantiation for these values. Throws Error (unsupported) where there is none.
 template <class Visit>
-bool with_kernel(const Variant& variant, const Visit& visit) {
+void with_kernel(const Variant& variant, const Visit& visit) {
     const auto with_chunks = [&]<int kHeads, int kDqk, Half kQuery, bool kTwoSources>() {
         variant.one_chunk ? visit(decode<Tile<kHeads, kDqk, kQuery, kTwoSources, true>>)
                           : visit(decode<Tile<kHeads, kDqk, kQuery, kTwoSources, false>>);
@@ -353,9 +355,10 @@ bool with_kernel(const Variant& variant, const Visit& visit) {
                             : with_sources.template operator()<kHeads, 512>();
     };
     switch (variant.heads) {
-        case 16: with_heads.template operator()<16>(); return true;
-        case 32: with_heads.template operator()<32>(); return true;
-        default: return false;
+        case 16: return with_heads.template operator()<16>();
+        case 32: return with_heads.template operator()<32>();
+        default:
+            throw Error(ErrorKind::unsupported, "tile_heads", "16 or 32 in this build", std::to_string(variant.heads));
     }
 }
 
