@@ -7,7 +7,7 @@ loop keep the last time. The stamps lie in static shared memory and go to global
 import re
 import sys
 
-LAST = ("merged", "alone")
+LAST = ("merged", "alone", "written")
 TYPES = """
 namespace sparsemla::detail::latency {
 namespace {

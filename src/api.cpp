@@ -207,7 +207,9 @@ DecodeParams check_call(const Plan& plan, const DecodeArgs& args) {
     check_memory(args.workspace, plan.workspace_bytes, "workspace");
     check_memory(args.state, plan.state_bytes, "state");
     check_memory_apart(plan, args);
-    if (args.validate && problem.device.kind == Device::Kind::cpu)
+    if (args.validate && problem.device.kind != Device::Kind::cpu)
+        refuse("validate", "false on a GPU: it reads the lists on the host", "true");
+    if (args.validate)
         for (std::size_t i = 0; i < problem.sources.size(); ++i) check_lists(params, i);
     return params;
 }

@@ -31,7 +31,8 @@ static_assert(SPARSEMLA_COLUMNS_INTERLEAVED == static_cast<int>(ColumnRule::inte
 static_assert(SPARSEMLA_COLUMNS_ROUND_ROBIN == static_cast<int>(ColumnRule::round_robin));
 // One more than the library's own: 0 is the plan's choice, for callers of structs without these fields too.
 static_assert(SPARSEMLA_TRANSPORT_STORES == 1 + static_cast<int>(Transport::stores) &&
-              SPARSEMLA_TRANSPORT_BULK == 1 + static_cast<int>(Transport::bulk));
+              SPARSEMLA_TRANSPORT_BULK == 1 + static_cast<int>(Transport::bulk) &&
+              SPARSEMLA_TRANSPORT_WEIGHTS == 1 + static_cast<int>(Transport::weights));
 static_assert(SPARSEMLA_GATHER_COPIES == 1 + static_cast<int>(Gather::copies) &&
               SPARSEMLA_GATHER_BULK == 1 + static_cast<int>(Gather::bulk));
 static_assert(SPARSEMLA_TRIGGER_START == 1 + static_cast<int>(Trigger::start) &&
@@ -202,7 +203,7 @@ PlanOptions to_plan_options(const sparsemla_plan_options* given) {
     result.allow_unverified = to_flag(options.allow_unverified, "options.allow_unverified");
     if (options.tile_heads != 0) result.tile_heads = options.tile_heads;
     if (options.stages != 0) result.stages = options.stages;
-    result.transport = to_choice<Transport>(options.transport, 2, "options.transport");
+    result.transport = to_choice<Transport>(options.transport, 3, "options.transport");
     result.trigger = to_choice<Trigger>(options.trigger, 3, "options.trigger");
     result.gather = to_choice<Gather>(options.gather, 2, "options.gather");
     if (options.cluster_tiles != 0) result.cluster_tiles = options.cluster_tiles;

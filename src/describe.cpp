@@ -19,7 +19,8 @@ constexpr Names<ColumnRule, 3> column_rules{{{ColumnRule::blocks, "blocks"},
                                              {ColumnRule::interleaved, "interleaved"},
                                              {ColumnRule::round_robin, "round_robin"}}};
 
-constexpr Names<Transport, 2> transports{{{Transport::stores, "stores"}, {Transport::bulk, "bulk"}}};
+constexpr Names<Transport, 3> transports{
+    {{Transport::stores, "stores"}, {Transport::bulk, "bulk"}, {Transport::weights, "weights"}}};
 constexpr Names<Gather, 2> gathers{{{Gather::copies, "copies"}, {Gather::bulk, "bulk"}}};
 constexpr Names<Trigger, 3> triggers{{{Trigger::start, "start"}, {Trigger::loaded, "loaded"}, {Trigger::end, "end"}}};
 

@@ -29,6 +29,12 @@ constexpr int record_pitch(int d_qk) { return d_qk + 16; }
 /// Floats between two heads of the partial scores: 2 * 68 % 32 = 8 spreads a warp's stores over all banks.
 inline constexpr int score_pitch = chunk + 4;
 
+/// Transport::weights: the splits of a row among which the 512 dimensions are shared out so that wgmma's M is full.
+constexpr bool can_exchange_weights(int splits) { return splits == 2 || splits == 4 || splits == 8; }
+
+/// Bytes between two records' slices, the dimensions that one CTA of such a cluster computes.
+constexpr int slice_pitch(int splits) { return 512 / splits + 16; }
+
 /// CTA c of a cluster merges units [c * n, c * n + n), as far as there are units.
 constexpr int units_of_cta(int splits) { return (units + splits - 1) / splits; }
 
@@ -37,7 +43,7 @@ constexpr std::size_t round_up(std::size_t bytes, std::size_t to) { return (byte
 /// Barriers, masks, maxima, sums and weights: SmallShared of cuda/decode_latency.cuh.
 constexpr std::size_t small_shared_bytes(int heads) {
     return round_up(
-        16 + 16 * max_stages + 2 * warps * max_stages + std::size_t(heads) * 4 * (2 * max_splits + max_splits + 1),
+        24 + 16 * max_stages + 2 * warps * max_stages + std::size_t(heads) * 4 * (2 * max_splits + max_splits + 1),
         1024);
 }
 
@@ -46,22 +52,27 @@ struct SharedLayout {
     std::size_t weights = 0;  ///< P: f16 [heads][64], 128-byte swizzle
     std::size_t query = 0;    ///< halves [d_qk / 16][heads][16], 32-byte swizzle
     std::size_t scores = 0;   ///< f32 [warpgroups][heads][score_pitch]: each warpgroup's part of the dot products
-    std::size_t inbox = 0;    ///< f32 [splits][units of this CTA][heads / 8][32 lanes][4]
+    std::size_t inbox = 0;    ///< f32 [splits][units of this CTA][heads / 8][32 lanes][4], or P of each split
     std::size_t stages = 0;   ///< bytes [stages][chunk][record_pitch]
+    std::size_t slices = 0;   ///< bytes [splits - 1][chunk][slice_pitch], in place of all stages but the first
     std::size_t bytes = 0;
 };
 
-/// `splits` and `stages` move only `stages` and `bytes`.
-constexpr SharedLayout shared_layout(int heads, int d_qk, int splits, int stages) {
+/// What depends on splits, stages and transport comes last.
+constexpr SharedLayout shared_layout(int heads, int d_qk, int splits, int stages, bool exchanges_weights) {
     SharedLayout layout;
     layout.weights = small_shared_bytes(heads);
     layout.query = layout.weights + std::size_t(heads) * chunk * 2;
     layout.scores = layout.query + std::size_t(d_qk) * heads * 2;
-    layout.inbox = layout.scores + std::size_t(warpgroups) * heads * score_pitch * 4;
+    layout.inbox = round_up(layout.scores + std::size_t(warpgroups) * heads * score_pitch * 4, 1024);
     const std::size_t inbox_bytes =
         splits == 1 ? 0 : std::size_t(splits) * units_of_cta(splits) * (heads / 8) * quad_bytes;
     layout.stages = round_up(layout.inbox + inbox_bytes, 128);
-    layout.bytes = layout.stages + std::size_t(stages) * chunk * record_pitch(d_qk);
+    const std::size_t stage_bytes = std::size_t(chunk) * record_pitch(d_qk);
+    layout.slices = layout.stages + stage_bytes;
+    layout.bytes = layout.stages + stages * stage_bytes;
+    if (exchanges_weights)
+        layout.bytes = std::max(layout.bytes, layout.slices + std::size_t(splits - 1) * chunk * slice_pitch(splits));
     return layout;
 }
 

@@ -75,6 +75,7 @@ struct Layout {
     int heads = head_tiles[0];
     int stages = 1;
     int cluster_tiles = 1;
+    Transport transport = Transport::stores;
 };
 
 int tiles_of(const Problem& problem, int heads) {
@@ -88,7 +89,24 @@ std::int64_t chunks_of(const Problem& problem) {
 }
 
 SharedLayout shared_of(const Problem& problem, const Layout& layout) {
-    return shared_layout(layout.heads, static_cast<int>(d_qk(problem)), layout.splits, layout.stages);
+    return shared_layout(layout.heads, static_cast<int>(d_qk(problem)), layout.splits, layout.stages,
+                         layout.transport == Transport::weights);
+}
+
+bool fits_shared_memory(const Problem& problem, const DeviceSpec& device, const Layout& layout) {
+    return shared_of(problem, layout).bytes <= static_cast<std::size_t>(device.shared_memory_bytes);
+}
+
+/// Weights wherever they can be exchanged.
+Layout with_transport(Layout layout, const Problem& problem, const DeviceSpec& device, const PlanOptions& options) {
+    if (options.transport) {
+        layout.transport = *options.transport;
+        return layout;
+    }
+    layout.transport = Transport::weights;
+    if (!can_exchange_weights(layout.splits) || !fits_shared_memory(problem, device, layout))
+        layout.transport = Transport::stores;
+    return layout;
 }
 
 /// 0 where the device has no cluster of that size.
@@ -112,13 +130,14 @@ std::optional<std::string> refuse_layout(const Problem& problem, const DeviceSpe
     if (resident_clusters(device, layout) < 1)
         return must_be("splits * cluster_tiles", "a cluster size that the device can hold",
                        std::to_string(layout.splits * layout.cluster_tiles));
-    const std::size_t bytes = shared_of(problem, layout).bytes;
-    if (bytes > static_cast<std::size_t>(device.shared_memory_bytes))
+    if (layout.transport == Transport::weights && !can_exchange_weights(layout.splits))
+        return must_be("splits", "2, 4 or 8 with transport weights", std::to_string(layout.splits));
+    if (!fits_shared_memory(problem, device, layout))
         return must_be(
             "tile_heads and stages",
             "such that a CTA needs at most " + std::to_string(device.shared_memory_bytes) + " bytes of shared memory",
             std::to_string(layout.heads) + " and " + std::to_string(layout.stages) + ", which need " +
-                std::to_string(bytes));
+                std::to_string(shared_of(problem, layout).bytes));
     if (problem.rows > max_grid_x / layout.splits)
         return must_be(
             "rows",
@@ -189,7 +208,7 @@ std::optional<Choice> measured_layout(const Problem& problem, const DeviceSpec& 
                                                         .chunks = chunks_of(problem)});
     // Rows may have been measured by a kernel of other tiles.
     if (row == nullptr || std::ranges::find(head_tiles, row->tile_heads) == std::end(head_tiles)) return std::nullopt;
-    const Layout layout = fitted(*row, problem);
+    const Layout layout = with_transport(fitted(*row, problem), problem, device, options);
     if (layout.splits > max_splits || layout.stages > max_stages || refuse_layout(problem, device, layout))
         return std::nullopt;
     return Choice{.layout = layout, .us = row->us, .measured = row, .refusal = {}};
@@ -204,7 +223,8 @@ Choice choose_layout(const Problem& problem, const DeviceSpec& device, const Pla
     if (auto measured = measured_layout(problem, device, options)) return *measured;
     Choice choice;
     double best_us = std::numeric_limits<double>::infinity();
-    for_each_layout(problem, options, [&](const Layout& layout) {
+    for_each_layout(problem, options, [&](const Layout& shape) {
+        const Layout layout = with_transport(shape, problem, device, options);
         if (const auto refusal = refuse_layout(problem, device, layout)) {
             if (choice.refusal.empty()) choice.refusal = *refusal;
             return;
@@ -266,7 +286,7 @@ KernelPlan plan(const Problem& problem, const DeviceSpec& device, const PlanOpti
         .stages = layout.stages,
         .cluster_tiles = layout.cluster_tiles,
         .gather = choice.measured != nullptr ? choice.measured->gather : options.gather.value_or(usual_gather(layout)),
-        .transport = options.transport.value_or(Transport::stores),
+        .transport = layout.transport,
         .trigger = options.trigger.value_or(Trigger::loaded)};
     result.expected_us = choice.us;
     if (choice.measured != nullptr) result.note = measured_note(*choice.measured, device);
@@ -285,7 +305,11 @@ void prepare(const Plan& plan, Memory, Stream) { prepare_latency(plan); }
 bool has_one_chunk(const Plan& plan) { return chunks_of(plan.problem) <= plan.schedule.splits; }
 
 LaunchShape latency_launch(const Plan& plan, std::int64_t rows) {
-    const Layout layout{plan.schedule.splits, plan.tiling->heads, plan.tiling->stages, plan.tiling->cluster_tiles};
+    const Layout layout{.splits = plan.schedule.splits,
+                        .heads = plan.tiling->heads,
+                        .stages = plan.tiling->stages,
+                        .cluster_tiles = plan.tiling->cluster_tiles,
+                        .transport = plan.tiling->transport};
     return {.grid_x = rows * layout.splits,
             .grid_y = clusters_of_row(plan.problem, layout) * layout.cluster_tiles,
             .cluster = layout.splits,

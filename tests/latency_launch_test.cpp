@@ -205,12 +205,16 @@ void expect_honoured(const Problem& problem, const DeviceSpec& device, const Pla
     const bool shared_copies = *options.cluster_tiles > 1 && *options.gather != Gather::bulk;
     const bool bulk_refused = *options.transport == Transport::bulk &&
                               !bulk_fits(*options.tile_heads, *options.stages, static_cast<int>(d_qk(problem)));
+    const bool weights_refused =
+        *options.transport == Transport::weights && !latency::can_exchange_weights(*options.splits);
     if (const auto refused = refusal(problem, device, options)) {
         const auto says = [&](const char* what) { return refused->find(what) != std::string::npos; };
         if (shared_copies)
             EXPECT_TRUE(says("gather must be bulk with cluster_tiles above 1")) << *refused;
         else if (!resident)
             EXPECT_TRUE(says("splits * cluster_tiles must be a cluster size")) << *refused;
+        else if (says("with transport weights"))
+            EXPECT_TRUE(weights_refused) << *refused;
         else if (says("transport must be"))
             EXPECT_TRUE(bulk_refused) << *refused;
         else
@@ -219,6 +223,7 @@ void expect_honoured(const Problem& problem, const DeviceSpec& device, const Pla
     }
     EXPECT_TRUE(resident);
     EXPECT_FALSE(bulk_refused);
+    EXPECT_FALSE(weights_refused);
     EXPECT_FALSE(shared_copies);
     const Plan plan = make_plan(problem, device, options);
     expect_launchable(plan);
@@ -238,7 +243,7 @@ std::vector<PlanOptions> tilings(int splits) {
         for (int stages = 1; stages <= latency::max_stages; ++stages)
             for (const int cluster_tiles : {1, 2, 3, 8})
                 for (const Gather gather : {Gather::copies, Gather::bulk})
-                    for (const Transport transport : {Transport::stores, Transport::bulk})
+                    for (const Transport transport : {Transport::stores, Transport::bulk, Transport::weights})
                         list.push_back({.splits = splits,
                                         .tile_heads = tile,
                                         .stages = stages,
@@ -269,8 +274,9 @@ TEST_F(LatencyLaunch, EveryTileTransportAndTriggerIsTakenSomewhere) {
         EXPECT_EQ(refusal(problem, h200(), {.splits = splits}), std::nullopt);
     for (int stages = 1; stages <= latency::max_stages; ++stages)
         EXPECT_EQ(refusal(problem, h200(), {.tile_heads = 16, .stages = stages}), std::nullopt);
-    for (const Transport transport : {Transport::stores, Transport::bulk})
-        EXPECT_EQ(refusal(problem, h200(), {.tile_heads = 16, .transport = transport}), std::nullopt);
+    for (const Transport transport : {Transport::stores, Transport::bulk, Transport::weights})
+        EXPECT_EQ(refusal(problem, h200(), {.splits = 4, .tile_heads = 16, .transport = transport}), std::nullopt);
+    EXPECT_EQ(refusal(problem, h200(), {.transport = Transport::weights}), std::nullopt);
     for (const Gather gather : {Gather::copies, Gather::bulk})
         EXPECT_EQ(refusal(problem, h200(), {.gather = gather}), std::nullopt);
     for (const int tiles : {1, 2, 4})
@@ -372,7 +378,7 @@ TEST(LatencyLayout, PartsOfSharedMemoryLieInOrder) {
         for (const int d_qk : {512, 576})
             for (int splits = 1; splits <= latency::max_splits; ++splits)
                 for (int stages = 1; stages <= latency::max_stages; ++stages) {
-                    const latency::SharedLayout layout = latency::shared_layout(heads, d_qk, splits, stages);
+                    const latency::SharedLayout layout = latency::shared_layout(heads, d_qk, splits, stages, false);
                     EXPECT_LE(latency::small_shared_bytes(heads), layout.weights);
                     EXPECT_LT(layout.weights, layout.query);
                     EXPECT_LT(layout.query, layout.stages);
@@ -382,8 +388,14 @@ TEST(LatencyLayout, PartsOfSharedMemoryLieInOrder) {
                     const int quads = splits * latency::units_of_cta(splits) * heads / 8;
                     const auto inbox = splits == 1 ? 0 : static_cast<std::size_t>(quads * latency::quad_bytes);
                     EXPECT_LE(layout.inbox + inbox, layout.stages) << "the inbox reaches into the records";
-                    EXPECT_EQ(layout.bytes - layout.stages,
-                              static_cast<std::size_t>(stages) * latency::chunk * latency::record_pitch(d_qk));
+                    EXPECT_EQ(layout.inbox % 1024, 0U);  // P of other splits: 128-byte swizzle
+                    const std::size_t stage = std::size_t{latency::chunk} * latency::record_pitch(d_qk);
+                    EXPECT_EQ(layout.bytes - layout.stages, stages * stage);
+                    if (!latency::can_exchange_weights(splits)) continue;
+                    EXPECT_LE(splits * heads * latency::chunk * 2, layout.stages - layout.inbox);
+                    const std::size_t slices = std::size_t(splits - 1) * latency::chunk * latency::slice_pitch(splits);
+                    EXPECT_EQ(latency::shared_layout(heads, d_qk, splits, stages, true).bytes,
+                              std::max(layout.bytes, layout.stages + stage + slices));
                 }
 }
 

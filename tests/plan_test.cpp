@@ -268,7 +268,7 @@ TEST(Names, RoundTrip) {
         EXPECT_EQ(find_anchor(name(anchor)), anchor);
     for (const ColumnRule rule : {ColumnRule::blocks, ColumnRule::interleaved, ColumnRule::round_robin})
         EXPECT_EQ(find_column_rule(name(rule)), rule);
-    for (const Transport transport : {Transport::stores, Transport::bulk})
+    for (const Transport transport : {Transport::stores, Transport::bulk, Transport::weights})
         EXPECT_EQ(find_transport(name(transport)), transport);
     for (const Gather gather : {Gather::copies, Gather::bulk}) EXPECT_EQ(find_gather(name(gather)), gather);
     for (const Trigger trigger : {Trigger::start, Trigger::loaded, Trigger::end})

@@ -73,8 +73,9 @@ void add_tiling_flags(CLI::App& app, RunFlags& flags) {
                 "how records come to shared memory")
         ->group(group);
     word_option(app, "--transport", flags.transport,
-                {std::string(name(Transport::stores)), std::string(name(Transport::bulk))},
-                "how partial sums reach the CTA that merges them")
+                {std::string(name(Transport::stores)), std::string(name(Transport::bulk)),
+                 std::string(name(Transport::weights))},
+                "what the CTAs of a cluster exchange, and how")
         ->group(group);
     word_option(
         app, "--trigger", flags.trigger,

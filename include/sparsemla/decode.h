@@ -90,10 +90,12 @@ struct Schedule {
 /// One line: "cpu p_f16*32768 anchor=split_running_max splits=8 columns=blocks chunk=64 order=ascending rows<=8".
 std::string to_string(const Schedule& schedule);
 
-/// How the partial sums of a GPU cluster reach the CTA that merges them.
+/// What the CTAs of a GPU cluster exchange, and how.
 enum class Transport : std::uint8_t {
-    stores,  ///< every thread stores its own into the other CTA's shared memory
-    bulk     ///< staged in shared memory, then one bulk copy for each CTA
+    stores,  ///< partial outputs: every thread stores its own into the shared memory of the CTA that merges them
+    bulk,    ///< partial outputs: staged in shared memory, then one bulk copy for each CTA
+    weights  ///< P, where no split of the row has more than one chunk: each CTA then computes its own dimensions over
+             ///< all of the row's columns. Other rows as `stores`. For 2, 4 or 8 splits
 };
 
 /// How records come from the cache to a CTA's shared memory.

@@ -5,6 +5,8 @@
 //   values    V^T * P by wgmma: a warpgroup's 256 dimensions on M, heads on N
 //   exchange  maxima and sums to all CTAs, partial outputs to the CTA that merges those dimensions
 //   merge     in split order, one rounding
+// Where no split of a row has more than one chunk, `exchange` may come before `values` (Transport::weights): P goes to
+// all CTAs, and each computes its own dimensions over all columns, from slices of the others' records.
 // E4M3 codes become halves, which hold them exactly: products are exact and sums FP32. Comments `//@ name` mark stages
 // for bench/stage_cycles.cpp.
 #include "cuda/decode_latency_chunk.cuh"
@@ -43,6 +45,7 @@ __device__ void set_up(const Params& params, const Place<T>& at) {
     if (threadIdx.x == 0) {
         init_mbarrier(at.stats_barrier(), 1);
         init_mbarrier(at.outputs_barrier(), 1);
+        init_mbarrier(at.slices_barrier(), 33 * T::gatherers);
         for (int stage = 0; stage < params.stages; ++stage) {
             // Of each gather warp one arrival, and those of its lanes' copies.
             init_mbarrier(at.full(stage), (params.gather == Gather::copies ? 33 : 1) * T::gatherers);
@@ -80,6 +83,14 @@ __device__ void wait_until_empty(const Place<T>& at, const Turn& turn) {
     fence_async_proxy();  // zeros of absent records before, bulk copies after
 }
 
+/// visit.operator()<splits>().
+template <class Visit>
+__device__ void with_splits(int splits, const Visit& visit) {
+    if (splits == 2) return visit.template operator()<2>();
+    if (splits == 4) return visit.template operator()<4>();
+    visit.template operator()<8>();
+}
+
 /// What the warps that gather do: all chunks of this CTA, as stages become free. Slots are loaded a chunk ahead; `slot`
 /// is that of the first chunk unless the counts say otherwise.
 template <class T>
@@ -93,13 +104,15 @@ __device__ void gather_chunks(const Params& params, const Place<T>& at, const Co
         if (!T::one_chunk && gathered >= params.stages) wait_until_empty(at, turn);
         gather_chunk(params, at, columns, slot, number, turn.stage);
         //@@ gathering
-        if (T::one_chunk) return;
+        if (T::one_chunk) break;
         number = columns.next(number + at.splits);
         if (columns.has(number)) slot = load_slot(slot_pointer(params, at, number));
         turn.advance(params.stages);
     }
+    if (columns.weights_travel)
+        with_splits(at.splits, [&]<int kSplits>() { gather_slices<T, kSplits>(params, at, columns); });
     // Peers may still arrive at these barriers: this CTA must not end before.
-    if (params.tiles == 1) return;
+    if (T::one_chunk || params.tiles == 1) return;
     if (gathered < params.stages) turn = {.stage = 0, .parity = 1};
     for (int i = min(gathered, params.stages); i > 0; --i, turn.advance(params.stages)) wait_until_empty(at, turn);
 }
@@ -112,14 +125,15 @@ struct Partial {
     Factors factors;                    ///< of that source
 };
 
-/// scores and softmax of one chunk; leaves the values of the warp's first two units in registers.
+/// scores and softmax of one chunk; leaves the values of the warp's first two units in registers, if they are needed.
 template <class T>
-__device__ void weigh_chunk(const Params& params, const Place<T>& at, int stage, Partial<T>& partial,
+__device__ void weigh_chunk(const Params& params, const Place<T>& at, int stage, Partial<T>& partial, bool needs_values,
                             FragmentA (&values)[2][4]) {
     constexpr bool both_meanwhile = T::heads == 16;  // more heads leave too few registers
     {
         float scores[T::heads / 2];
         compute_scores(at, stage, scores, [&] {
+            if (!needs_values) return;
             load_values(at, stage, at.unit(0), values[0]);
             if (both_meanwhile) load_values(at, stage, at.unit(1), values[1]);
         });
@@ -131,7 +145,7 @@ __device__ void weigh_chunk(const Params& params, const Place<T>& at, int stage,
     softmax(params, at, partial.factors.score, stage, partial.running);
     //@ softmax
     fence_async_proxy();
-    if (!both_meanwhile) load_values(at, stage, at.unit(1), values[1]);
+    if (!both_meanwhile && needs_values) load_values(at, stage, at.unit(1), values[1]);
     sync_multipliers();  // P is there
     //@ values
 }
@@ -193,7 +207,7 @@ __device__ int add_chunks(const Params& params, const Place<T>& at, const Column
             source_factor = partial.factors.values * reciprocal_approximate(factors.values);
             partial.factors = factors;
         }
-        weigh_chunk(params, at, turn.stage, partial, values);
+        weigh_chunk(params, at, turn.stage, partial, !columns.weights_travel, values);
         if (!first) rescale_outputs<T>(at, partial.outputs, source_factor);
         if (T::one_chunk) return turn.stage;
         number = columns.next(number + at.splits);
@@ -257,6 +271,37 @@ __device__ void exchange(const Params& params, const Place<T>& at, int stage, bo
     if (!stores) copy_outputs<T>(params, at, partial.outputs);
 }
 
+/// exchange, values and merge of Transport::weights. `sends`: this CTA has a chunk, in the first stage.
+template <class T, int kSplits>
+__device__ void write_by_weights(const Params& params, const Place<T>& at, const Columns& columns, bool sends,
+                                 Running (&running)[T::heads_of_warp]) {
+    if (sends) {
+        send_weights<T, kSplits>(at);
+        sum_lanes<T>(running);
+        send_stats<T>(params, at, running);
+    }
+    //@ sent_weights
+    if (params.trigger == Trigger::end) launch_dependent_grids();
+    wait_mbarrier(at.slices_barrier(), 0);
+    __syncwarp();
+    //@ slices
+    SlicesProduct<T, kSplits> product;
+    product.load_first(at);
+    wait_mbarrier(at.outputs_barrier(), 0);
+    __syncwarp();
+    //@ weights
+    fence_async_proxy();
+    product.start_all(at);
+    if (sends) leave_stage(at, 0);
+    wait_mbarrier(at.stats_barrier(), 0);
+    __syncwarp();
+    weigh_splits(params, at, columns, at.split == 0);
+    sync_multipliers();
+    //@ weighed
+    product.store(params, at, columns.splits);
+    //@ written
+}
+
 /// Before the dependency wait: addresses, and every line of the parameters into the constant cache.
 template <class T>
 __device__ Inputs<T> find_inputs(const Params& params, const Place<T>& at) {
@@ -270,39 +315,39 @@ __device__ Inputs<T> find_inputs(const Params& params, const Place<T>& at) {
     return inputs;
 }
 
-/// This CTA's part of the row, and its way to the output or to the CTAs that merge. Whether a merge is left to do.
-template <class T>
-__device__ bool add_and_send(const Params& params, const Place<T>& at, const Columns& columns, QueryLoader<T>& query) {
-    query.store_all(params, at);
-    fence_async_proxy();
-    sync_multipliers();  // the query is there
-    //@ query
-    Partial<T> partial;
-    FragmentA values[2][4];
-    bool first = true;
-    const int stage = add_chunks(params, at, columns, partial, values, first);
-    if (columns.num_splits() > 1) {
-        exchange(params, at, stage, first, partial, values);
-        return true;
-    }
-    add_values<T>(at, stage, first, partial.outputs, values, [](int) {});
-    write_alone(params, at, columns, partial);
-    return false;
-}
-
 /// What the warps that multiply do.
 template <class T>
 __device__ void multiply(const Params& params, const Place<T>& at, const Columns& columns, QueryLoader<T>& query) {
     if (columns.splits == 0) return write_empty<T>(params, at);
     const bool sends = columns.has_split(at.split);
     const int senders = columns.num_splits();
-    if (threadIdx.x == 0 && senders > 1) expect_partials(params, at, senders - (sends ? 1 : 0));
+    if (threadIdx.x == 0 && senders > 1) expect_partials(params, at, columns.weights_travel, senders - (sends ? 1 : 0));
     if (!T::one_chunk) join_cluster(at, true);
+    Partial<T> partial;
+    FragmentA values[2][4];
+    bool first = true;
+    int stage = 0;
     if (sends) {
-        if (!add_and_send(params, at, columns, query)) return;
-    } else {
-        join_cluster(at, false);
+        query.store_all(params, at);
+        fence_async_proxy();
+        sync_multipliers();  // the query is there
+        //@ query
+        stage = add_chunks(params, at, columns, partial, values, first);
     }
+    if (columns.weights_travel) {
+        join_cluster(at, false);
+        return with_splits(at.splits, [&]<int kSplits>() {
+            write_by_weights<T, kSplits>(params, at, columns, sends, partial.running);
+        });
+    }
+    if (senders == 1) {
+        add_values<T>(at, stage, first, partial.outputs, values, [](int) {});
+        return write_alone(params, at, columns, partial);
+    }
+    if (sends)
+        exchange(params, at, stage, first, partial, values);
+    else
+        join_cluster(at, false);
     write_together<T>(params, at, columns);
 }
 

@@ -1,6 +1,7 @@
 // Phases: a step whose records and query follow a rule, the plan's kernel on it, the same in float64, comparison.
 #include "cuda/decode_latency_check.h"
 
+#include <algorithm>
 #include <cmath>
 #include <mutex>
 #include <set>
@@ -17,20 +18,24 @@ namespace sparsemla::detail {
 
 namespace {
 
-constexpr int splits = 2;
 constexpr int heads = 3;
 constexpr float poison = -77.0F;
 
-/// Columns of each source: so many that a CTA has one chunk at most, or more than one.
-std::int64_t columns_of(const Plan& plan) {
-    const std::int64_t sources = static_cast<std::int64_t>(plan.problem.sources.size());
-    return (has_one_chunk(plan) ? splits * latency::chunk / sources : 3 * latency::chunk) - 5;
+/// Two at most: more need more shared memory in some tilings.
+int splits_of(const Plan& plan) { return std::min(plan.schedule.splits, 2); }
+
+/// Active columns of each source for which a split has one chunk at most.
+std::int64_t few_columns(const Plan& plan) {
+    return splits_of(plan) * latency::chunk / static_cast<std::int64_t>(plan.problem.sources.size()) - 5;
 }
+
+/// Columns of each source's list: a split has one chunk at most, or more.
+std::int64_t columns_of(const Plan& plan) { return has_one_chunk(plan) ? few_columns(plan) : 3 * latency::chunk - 5; }
 
 /// The plan's kernel and tiling for the check's step.
 Plan plan_of_check(const Plan& plan) {
-    Plan check = plan;
     const std::int64_t columns = columns_of(plan);
+    Plan check = plan;
     check.problem.rows = 1;
     check.problem.heads = heads;
     check.problem.out_dtype = DType::f32;
@@ -40,7 +45,7 @@ Plan plan_of_check(const Plan& plan) {
         source.width = columns;
         source.count_offset = 0;
     }
-    check.schedule.splits = splits;
+    check.schedule.splits = splits_of(plan);
     return check;
 }
 
@@ -56,10 +61,11 @@ struct Expected {
     double lse = 0;
 };
 
-Expected expected_of(std::int64_t columns, int sources, int d_qk) {
+/// Of the last `active` of `columns` records.
+Expected expected_of(std::int64_t columns, std::int64_t active, int sources, int d_qk) {
     Expected expected;
     double sum = 0;
-    for (std::int64_t c = 0; c < columns; ++c) {
+    for (std::int64_t c = columns - active; c < columns; ++c) {
         const double weight = sources * std::exp2(record_value(c, d_qk - 1, d_qk));
         sum += weight;
         for (int d = 0; d < value_dims; ++d)
@@ -135,7 +141,8 @@ Step make_step(const Problem& problem, std::int64_t columns) {
     return step;
 }
 
-void set_sources(DecodeParams& call, const Plan& check, const DeviceCopy& records, const DeviceCopy& slots) {
+void set_sources(DecodeParams& call, const Plan& check, const DeviceCopy& records, const DeviceCopy& slots,
+                 const DeviceCopy& count) {
     call.num_sources = static_cast<int>(check.problem.sources.size());
     for (int i = 0; i < call.num_sources; ++i) {
         const SourceProblem& planned = check.problem.sources[static_cast<std::size_t>(i)];
@@ -146,15 +153,18 @@ void set_sources(DecodeParams& call, const Plan& check, const DeviceCopy& record
         source.cache.page_size = planned.width;
         source.slots = slots.as<std::int32_t>();
         source.slots_row_stride = planned.width;
+        source.counts = count.as<std::int32_t>();
+        source.counts_stride = 1;
         source.width = planned.width;
     }
 }
 
-/// Launches the step and brings its outputs back.
-void run_step(const Plan& check, Step& step) {
+/// Launches the step with `active` columns and brings its outputs back.
+void run_step(const Plan& check, std::int64_t active, Step& step) {
     const OwnedStream stream;
     const DeviceCopy records = copy_of(step.records, stream.get());
     const DeviceCopy slots = copy_of(step.slots, stream.get());
+    const DeviceCopy count = copy_of(std::vector<std::int32_t>{static_cast<std::int32_t>(active)}, stream.get());
     const DeviceCopy query = copy_of(step.query, stream.get());
     const DeviceCopy out = copy_of(step.out, stream.get());
     const DeviceCopy lse = copy_of(step.lse, stream.get());
@@ -166,7 +176,7 @@ void run_step(const Plan& check, Step& step) {
     call.query_dtype = check.problem.query_dtype;
     call.query_row_stride = heads * call.d_qk;
     call.query_head_stride = call.d_qk;
-    set_sources(call, check, records, slots);
+    set_sources(call, check, records, slots, count);
     call.out = out.as<float>();
     call.out_dtype = DType::f32;
     call.out_row_stride = std::int64_t{heads} * value_dims;
@@ -186,13 +196,13 @@ void run_step(const Plan& check, Step& step) {
     check_cuda(cudaStreamSynchronize(stream.get()), "self-test of decode_latency");
 }
 
-void run_check(const Plan& plan) {
+void run_check(const Plan& plan, std::int64_t active) {
     const Plan check = plan_of_check(plan);
-    const std::int64_t columns = columns_of(plan);
-    Step step = make_step(check.problem, columns);
-    run_step(check, step);
+    Step step = make_step(check.problem, columns_of(plan));
+    run_step(check, active, step);
     compare(step.out, step.lse,
-            expected_of(columns, static_cast<int>(check.problem.sources.size()), static_cast<int>(d_qk(check.problem))),
+            expected_of(columns_of(plan), active, static_cast<int>(check.problem.sources.size()),
+                        static_cast<int>(d_qk(check.problem))),
             check.schedule.kernel + " (" + to_string(*check.tiling) + ")");
 }
 
@@ -201,13 +211,14 @@ void run_check(const Plan& plan) {
 void check_latency(const Plan& plan) {
     static std::mutex mutex;
     static std::set<std::string> passed;
-    const std::string key = std::to_string(plan.device.device.index) + " " +
-                            std::string(name(plan.problem.query_dtype)) + " " + std::to_string(d_qk(plan.problem)) +
-                            " " + std::to_string(plan.problem.sources.size()) +
-                            (has_one_chunk(plan) ? " one " : " more ") + to_string(*plan.tiling);
+    const std::string key =
+        std::to_string(plan.device.device.index) + " " + std::string(name(plan.problem.query_dtype)) + " " +
+        std::to_string(d_qk(plan.problem)) + " " + std::to_string(plan.problem.sources.size()) +
+        (has_one_chunk(plan) ? " one " : " more ") + std::to_string(splits_of(plan)) + " " + to_string(*plan.tiling);
     const std::lock_guard lock(mutex);
     if (passed.contains(key)) return;
-    run_check(plan);
+    run_check(plan, few_columns(plan));
+    if (!has_one_chunk(plan)) run_check(plan, columns_of(plan));
     passed.insert(key);
 }
 

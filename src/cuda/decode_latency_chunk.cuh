@@ -129,14 +129,14 @@ __device__ void softmax(const Params& params, const Place<T>& at, float score_fa
     }
 }
 
-/// 16 dimensions by 64 keys of a stage's values as A of four K steps; row g is dimension 2g, row g + 8 is 2g + 1.
-template <class T>
-__device__ void load_values(const Place<T>& at, int stage, int unit, FragmentA (&values)[4]) {
-    const SharedAddress column = at.stages + stage * T::stage_bytes + at.lane * T::pitch + unit * unit_dims;
+/// 16 dimensions by 64 keys of values as A of four K steps; row g is dimension 2g, row g + 8 is 2g + 1. `first`: the
+/// first key's 16 bytes.
+__device__ inline void load_unit(SharedAddress first, int pitch, int lane, FragmentA (&values)[4]) {
+    const SharedAddress column = first + lane * pitch;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         std::uint32_t words[4];
-        load_matrices_transposed(words, column + half * 32 * T::pitch);
+        load_matrices_transposed(words, column + half * 32 * pitch);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const TwoPairs columns = e4m3x4_to_f16(transpose_byte_pairs(words[i]));
@@ -147,6 +147,12 @@ __device__ void load_values(const Place<T>& at, int stage, int unit, FragmentA (
     }
 #pragma unroll
     for (FragmentA& fragment : values) pin(fragment);
+}
+
+/// A unit of a stage's values.
+template <class T>
+__device__ void load_values(const Place<T>& at, int stage, int unit, FragmentA (&values)[4]) {
+    load_unit(at.stages + stage * T::stage_bytes + unit * unit_dims, T::pitch, at.lane, values);
 }
 
 /// Sums of values times P: of unit(i), dims 2g, 2g + 1 and, for each 8 heads, heads 2t, 2t + 1.
@@ -170,16 +176,23 @@ __device__ void rescale_outputs(const Place<T>& at, Outputs<T>& outputs, float s
     }
 }
 
-/// Starts outputs (+)= V^T * P of one unit.
-template <class T>
-__device__ void start_values(const Place<T>& at, float (&outputs)[T::heads / 2], const FragmentA (&values)[4],
-                             bool first) {
-    const std::uint64_t weights = T::WeightTile::descriptor(at.base + T::layout.weights);
+/// Starts outputs (+)= V^T * P of one unit; `weights`: where P of the outputs' first head lies.
+template <class T, int kRegisters>
+__device__ void start_unit(SharedAddress weights, float (&outputs)[kRegisters], const FragmentA (&values)[4],
+                           bool first) {
+    const std::uint64_t descriptor = T::WeightTile::descriptor(weights);
     fence_mma();
 #pragma unroll
     for (int step = 0; step < 4; ++step)
-        mma_async<Half::f16>(outputs, values[step], weights + step * 2, !first || step > 0);
+        mma_async<Half::f16>(outputs, values[step], descriptor + step * 2, !first || step > 0);
     commit_mma();
+}
+
+/// The same with this CTA's own P.
+template <class T>
+__device__ void start_values(const Place<T>& at, float (&outputs)[T::heads / 2], const FragmentA (&values)[4],
+                             bool first) {
+    start_unit<T>(at.base + T::layout.weights, outputs, values, first);
 }
 
 }  // namespace sparsemla::detail::latency

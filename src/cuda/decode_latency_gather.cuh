@@ -15,6 +15,7 @@ struct Columns {
     int first_active, second_active;  ///< leading columns of each source
     int first_end, second_begin, second_end;
     std::uint32_t splits;  ///< bit s: split s has a chunk
+    bool weights_travel;   ///< instead of partial outputs: no split has two chunks
 
     int second_first;  ///< of this CTA's chunks, the first one of source 1
 
@@ -33,6 +34,10 @@ struct Columns {
     __device__ bool is_second(int number) const { return number >= second_begin; }
     __device__ bool has(int number) const {
         return number < first_end || (number >= second_begin && number < second_end);
+    }
+    /// The first chunk of a split that has one.
+    __device__ int first_of_split(const Params& params, int split) const {
+        return split < first_end ? split : first_of_second(params, split);
     }
     /// Of this CTA's chunks, the first one at or after `number` that may hold active columns.
     __device__ int next(int number) const { return number < first_end ? number : max(number, second_first); }
@@ -79,12 +84,17 @@ __device__ Columns columns_of_row(const Params& params, const Inputs<T>& inputs,
     columns.second_begin = params.sources[0].chunks;
     columns.second_end = columns.second_begin + (columns.second_active + chunk - 1) / chunk;
     bool active = lane < columns.first_end;
+    bool more = lane + params.splits < columns.first_end;
     columns.second_first = columns.second_begin;
     if constexpr (T::two_sources) {
-        active = active || columns.first_of_second(params, lane) < columns.second_end;
+        const int second = columns.first_of_second(params, lane);
+        more = more || second + (active ? 0 : params.splits) < columns.second_end;
+        active = active || second < columns.second_end;
         columns.second_first = columns.first_of_second(params, split);
     }
     columns.splits = __ballot_sync(all_lanes, active && lane < params.splits);
+    columns.weights_travel = params.transport == Transport::weights && columns.num_splits() > 1 &&
+                             (T::one_chunk || !__any_sync(all_lanes, more && lane < params.splits));
     return columns;
 }
 
@@ -189,6 +199,40 @@ __device__ void gather_chunk(const Params& params, const Place<T>& at, const Col
         copy_records(at, records, to, stage);
     else
         copy_records_bulk(at, records, to, stage);
+}
+
+/// Transport::weights: starts the copies of this CTA's dimensions of the records of all other splits.
+template <class T, int kSplits>
+__device__ void gather_slices(const Params& params, const Place<T>& at, const Columns& columns) {
+    using S = Slices<T, kSplits>;
+    constexpr int pieces = S::dims / 16;   // of a record
+    constexpr int together = 32 / pieces;  // records of which one warp copies pieces at a time
+    static_assert(T::records_of_warp % together == 0);
+    int slots[kSplits - 1];
+#pragma unroll
+    for (int i = 0; i + 1 < kSplits; ++i) {
+        const int split = i + (i < at.split ? 0 : 1);
+        const int number = columns.first_of_split(params, split);
+        slots[i] = columns.has_split(split) ? load_slot(slot_pointer(params, at, number)) : -1;
+    }
+#pragma unroll
+    for (int i = 0; i + 1 < kSplits; ++i) {
+        const int split = i + (i < at.split ? 0 : 1);
+        if (!columns.has_split(split)) continue;
+        const Records records = records_of_chunk(params, at, columns, slots[i], columns.first_of_split(params, split));
+        const std::byte* from = records.source + at.split * S::dims + at.lane % pieces * 16;
+        const SharedAddress to = S::slice(at, split) +
+                                 (T::records_of_warp * at.gatherer() + at.lane / pieces) * S::pitch +
+                                 at.lane % pieces * 16;
+#pragma unroll
+        for (int first = 0; first < T::records_of_warp; first += together) {
+            const int record = first + at.lane / pieces;
+            const std::int64_t slot = __shfl_sync(all_lanes, records.slot, record);
+            copy_16_async(to + first * S::pitch, from + slot * T::d_qk, (records.mask >> record & 1) == 0);
+        }
+    }
+    arrive_after_copies(at.slices_barrier());
+    if (at.lane == 0) arrive(at.slices_barrier());
 }
 
 /// The query's heads as halves. Two lanes take 32 dimensions of a head; within 16 of them, pairs 0 2 4 6 come before

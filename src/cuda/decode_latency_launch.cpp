@@ -84,8 +84,10 @@ Params params_of(const DecodeParams& call) {
     params.units_of_cta = units_of_cta(schedule.splits);
     params.owner_multiplier = static_cast<std::uint32_t>((65536 + params.units_of_cta - 1) / params.units_of_cta);
     params.stages = plan.tiling->stages;
-    params.stages_offset = static_cast<std::uint32_t>(
-        shared_layout(plan.tiling->heads, static_cast<int>(call.d_qk), schedule.splits, params.stages).stages);
+    params.stages_offset =
+        static_cast<std::uint32_t>(shared_layout(plan.tiling->heads, static_cast<int>(call.d_qk), schedule.splits,
+                                                 params.stages, plan.tiling->transport == Transport::weights)
+                                       .stages);
     params.trigger = plan.tiling->trigger;
     params.transport = plan.tiling->transport;
     params.gather = plan.tiling->gather;

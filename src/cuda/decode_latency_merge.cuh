@@ -52,9 +52,10 @@ __device__ inline int units_here(const Params& params, int split) {
 
 /// Announces what the peers will send.
 template <class T>
-__device__ void expect_partials(const Params& params, const Place<T>& at, int peers) {
+__device__ void expect_partials(const Params& params, const Place<T>& at, bool weights, int peers) {
     arrive_expecting(at.stats_barrier(), peers * T::heads * sizeof(float2));
-    arrive_expecting(at.outputs_barrier(), peers * units_here(params, at.split) * T::quads * quad_bytes);
+    arrive_expecting(at.outputs_barrier(),
+                     peers * (weights ? T::weights_bytes : units_here(params, at.split) * T::quads * quad_bytes));
 }
 
 /// Byte of a split's units in the inbox of the CTA that merges them.
@@ -107,6 +108,25 @@ __device__ void copy_outputs(const Params& params, const Place<T>& at, const Out
     copy_bulk_to_cta(map_to_cta(at.base + T::layout.inbox + inbox_of_split<T>(params, at.split), at.cta(at.lane)),
                      at.stages + at.lane * params.units_of_cta * unit_bytes, count * unit_bytes,
                      map_to_cta(at.outputs_barrier(), at.cta(at.lane)));
+}
+
+/// Transport `weights`: this CTA's P to all others of the row.
+template <class T, int kSplits>
+__device__ void send_weights(const Place<T>& at) {
+    constexpr int pieces = T::weights_bytes / 16;
+    constexpr int ctas = 32 * warps / pieces;  // served at a time
+    const int thread = 32 * at.warp + at.lane;
+    const int piece = thread % pieces * 16;
+    const float4 p = load_shared<float4>(at.base + T::layout.weights + piece);
+    const SharedAddress to = at.base + T::layout.inbox + at.split * T::weights_bytes + piece;
+    const SharedAddress barrier = at.outputs_barrier();
+#pragma unroll
+    for (int first = 1; first < kSplits; first += ctas) {
+        const int distance = first + thread / pieces;
+        if (distance >= kSplits) break;
+        const int cta = at.cta((at.split + distance) % kSplits);
+        store_async(map_to_cta(to, cta), p.x, p.y, p.z, p.w, map_to_cta(barrier, cta));
+    }
 }
 
 /// out_scale / (l + 2^(sink - max)): the larger of max and sink is the reference, so that neither power overflows.
@@ -297,5 +317,77 @@ __device__ void merge_units(const Params& params, const Place<T>& at, std::uint3
             if (jobs[j].exists) store_quad(params, to, jobs[j].unit, jobs[j].quad, sums[j]);
     }
 }
+
+/// Transport `weights`: this CTA's dimensions over the columns of all splits. A job is a split and a block.
+template <class T, int kSplits>
+struct SlicesProduct {
+    using S = Slices<T, kSplits>;
+    static constexpr int jobs = kSplits * S::blocks;
+    static constexpr int loaded = jobs < 4 ? jobs : 4;  ///< under way at a time
+    static_assert(loaded == 4);
+
+    FragmentA values[loaded][4];
+    float outputs[jobs][S::heads / 2];
+
+    __device__ void load(const Place<T>& at, int job) {
+        const int split = job / S::blocks;
+        const int unit = S::unit(at, job % S::blocks);
+        const bool own = split == at.split;
+        load_unit((own ? at.stages + at.split * S::dims : S::slice(at, split)) + unit * unit_dims,
+                  own ? T::pitch : S::pitch, at.lane, values[job % loaded]);
+    }
+
+    __device__ void start(const Place<T>& at, int job) {
+        const int split = job / S::blocks;
+        const SharedAddress weights =
+            at.base + (split == at.split ? T::layout.weights : T::layout.inbox + split * T::weights_bytes);
+        pin(outputs[job]);
+        start_unit<T>(weights + S::first_head(at) * chunk * 2, outputs[job], values[job % loaded], true);
+    }
+
+    __device__ void load_first(const Place<T>& at) {
+#pragma unroll
+        for (int job = 0; job < loaded; ++job) load(at, job);
+    }
+
+    /// Once P of all splits is there.
+    __device__ void start_all(const Place<T>& at) {
+#pragma unroll
+        for (int job = 0; job < loaded; ++job) start(at, job);
+#pragma unroll
+        for (int job = loaded; job < jobs; ++job) {
+            wait_for_mma<loaded - 1>();
+            load(at, job);
+            start(at, job);
+        }
+    }
+
+    /// In split order. Splits without columns left garbage.
+    __device__ void store(const Params& params, const Place<T>& at, std::uint32_t splits) {
+        wait_for_mma<0>();
+#pragma unroll
+        for (float(&sums)[S::heads / 2] : outputs) pin(sums);
+        const Destination<T> to(params, at);
+        const int first_head = S::first_head(at);
+#pragma unroll
+        for (int block = 0; block < S::blocks; ++block)
+#pragma unroll
+            for (int quad = 0; quad < S::quads; ++quad) {
+                float4 sums = {};
+#pragma unroll
+                for (int split = 0; split < kSplits; ++split) {
+                    if ((splits >> split & 1) == 0) continue;
+                    const float2 weight =
+                        load_shared<float2>(at.weight(split, first_head + 8 * quad + 2 * (at.lane % 4)));
+                    const float* part = outputs[split * S::blocks + block] + 4 * quad;
+                    sums.x += weight.x * part[0];
+                    sums.y += weight.y * part[1];
+                    sums.z += weight.x * part[2];
+                    sums.w += weight.y * part[3];
+                }
+                store_quad(params, to, at.split * S::units_here + S::unit(at, block), first_head / 8 + quad, sums);
+            }
+    }
+};
 
 }  // namespace sparsemla::detail::latency

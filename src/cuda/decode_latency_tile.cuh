@@ -18,6 +18,7 @@ template <int kHeads>
 struct SmallShared {
     std::uint64_t stats_barrier;
     std::uint64_t outputs_barrier;
+    std::uint64_t slices_barrier;              ///< the slices of the other splits' records are there
     std::uint64_t full[max_stages];            ///< the stage holds a chunk
     std::uint64_t empty[max_stages];           ///< nobody reads the stage any more
     std::uint16_t present[max_stages][warps];  ///< bit i: column i of the gather warp's names a record
@@ -42,7 +43,8 @@ struct Tile {
     static constexpr int quads = kHeads / 8;
     static constexpr int steps = kDqk / 16 / warpgroups;  ///< K steps of a warpgroup in K * Q^T
     static constexpr int query_step_bytes = kHeads * 32;
-    static constexpr SharedLayout layout = shared_layout(kHeads, kDqk, 1, 1);
+    static constexpr int weights_bytes = kHeads * chunk * 2;  ///< P of a chunk
+    static constexpr SharedLayout layout = shared_layout(kHeads, kDqk, 1, 1, false);
     using QueryTile = SwizzledTile<32>;
     using WeightTile = SwizzledTile<128>;
     using Small = SmallShared<kHeads>;
@@ -77,6 +79,7 @@ struct Place {
 
     __device__ SharedAddress stats_barrier() const { return base + offsetof(typename T::Small, stats_barrier); }
     __device__ SharedAddress outputs_barrier() const { return base + offsetof(typename T::Small, outputs_barrier); }
+    __device__ SharedAddress slices_barrier() const { return base + offsetof(typename T::Small, slices_barrier); }
     __device__ SharedAddress full(int stage) const { return base + offsetof(typename T::Small, full) + stage * 8; }
     __device__ SharedAddress empty(int stage) const { return base + offsetof(typename T::Small, empty) + stage * 8; }
     __device__ SharedAddress present(int stage) const {
@@ -91,6 +94,31 @@ struct Place {
     __device__ SharedAddress keep(int head) const { return base + offsetof(typename T::Small, keep) + head * 4; }
     __device__ SharedAddress score(int group, int head, int key) const {
         return base + T::layout.scores + ((group * T::heads + head) * score_pitch + key) * 4;
+    }
+};
+
+/// Transport::weights: how a cluster of kSplits CTAs shares out the 512 dimensions. Each warpgroup has blocks of 64, of
+/// all heads or, where the CTA has but one block, of half of them.
+template <class T, int kSplits>
+struct Slices {
+    static_assert(can_exchange_weights(kSplits));
+    static constexpr int dims = 512 / kSplits;
+    static constexpr int units_here = dims / unit_dims;
+    static constexpr int blocks = dims > 64 ? dims / 64 / warpgroups : 1;
+    static constexpr bool halves_heads = dims == 64;
+    static constexpr int heads = halves_heads ? T::heads / warpgroups : T::heads;
+    static constexpr int quads = heads / 8;
+    static constexpr int pitch = slice_pitch(kSplits);
+    static constexpr int slice_bytes = chunk * pitch;  ///< of one split
+
+    /// Of this CTA's dimensions, the unit that a warp holds of its block `block`.
+    __device__ static int unit(const Place<T>& at, int block) {
+        return (halves_heads ? 0 : at.warpgroup() * 4 * blocks) + 4 * block + at.warp_of_group();
+    }
+    __device__ static int first_head(const Place<T>& at) { return halves_heads ? at.warpgroup() * heads : 0; }
+    /// Where the slice of another split's first record lies.
+    __device__ static SharedAddress slice(const Place<T>& at, int split) {
+        return at.stages + T::stage_bytes + (split - (split > at.split ? 1 : 0)) * slice_bytes;
     }
 };
 

@@ -330,9 +330,12 @@ __global__ void phases_kernel(std::uint32_t* seen) {
     for (std::uint32_t phase = 0; phase < 2; ++phase) {
         *seen++ = device::mbarrier_phase_ended(barrier, phase) ? 1 : 0;
         device::arrive_expecting(barrier, 16);
-        *seen++ = device::mbarrier_phase_ended(barrier, phase) ? 1 : 0;
-        device::store_async(device::map_to_cta(device::shared_address(&inbox), 0), 1, 2, 3, 4,
-                            device::map_to_cta(barrier, 0));
+        // The store depends on the answer: the question may wait, and must not see bytes of a store behind it.
+        const bool without_bytes = device::mbarrier_phase_ended(barrier, phase);
+        *seen++ = without_bytes ? 1 : 0;
+        if (!without_bytes)
+            device::store_async(device::map_to_cta(device::shared_address(&inbox), 0), 1, 2, 3, 4,
+                                device::map_to_cta(barrier, 0));
         device::wait_mbarrier(barrier, phase);
         *seen++ = device::mbarrier_phase_ended(barrier, phase) ? 1 : 0;
         *seen++ = inbox.w == 4 ? 1 : 0;

@@ -22,7 +22,7 @@ std::vector<PlanOptions> tilings(const PlanOptions& schedule) {
     for (const int tile : {16, 32, 64})
         for (const int stages : {1, 2, 3, 4})
             for (const Sharing& sharing : sharings)
-                for (const Transport transport : {Transport::stores, Transport::bulk})
+                for (const Transport transport : {Transport::stores, Transport::bulk, Transport::weights})
                     for (const Trigger trigger : {Trigger::start, Trigger::loaded, Trigger::end}) {
                         PlanOptions options = schedule;
                         options.tile_heads = tile;

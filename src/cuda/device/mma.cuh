@@ -50,6 +50,23 @@ __device__ inline void wait_for_mma() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
+// d (+)= a * b^T, K = 16, for 8 heads.
+template <Half kHalf>
+__device__ inline void mma_async(float (&d)[4], const FragmentA& a, std::uint64_t b, int accumulate) {
+    static_assert(kHalf == Half::f16, "nobody needs 8 heads of BF16");
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "setp.ne.b32 p, %9, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 "
+        "{%0, %1, %2, %3}, "
+        "{%4, %5, %6, %7}, %8, p, 1, 1, 0;\n"
+        "}"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate)
+        : "memory");
+}
+
 // d (+)= a * b^T, K = 16. d: for each 8 heads, rows g and g + 8 of the warp's 16 and heads 2t, 2t + 1 (t = lane % 4).
 template <Half kHalf>
 __device__ inline void mma_async(float (&d)[8], const FragmentA& a, std::uint64_t b, int accumulate) {
