@@ -17,15 +17,15 @@ namespace sparsemla::detail::latency {
 // Of the stamped copy.
 extern const char* const stage_names[];
 extern const int num_stages;
-void set_stamps(long long* of_ctas);
+void set_stamps(long long* of_sms);
 }  // namespace sparsemla::detail::latency
 
 namespace {
 
 using namespace sparsemla;
 
-constexpr int stamps_of_cta = 32;
-constexpr int max_ctas = 4096;
+constexpr std::size_t stamps_of_cta = 32;
+constexpr std::size_t ctas_of_sm = 128;  ///< places, by the time that the CTA began at
 constexpr int decodes = 64;
 
 struct Flags {
@@ -69,6 +69,7 @@ PlanOptions options_of(const Flags& flags) {
     options.gather = find_gather(flags.gather);
     options.transport = find_transport(flags.transport);
     options.trigger = find_trigger(flags.trigger);
+    options.usual_columns = flags.active;
     return options;
 }
 
@@ -85,18 +86,43 @@ Case case_of(const Flags& flags) {
     return harness::generate(recipe);
 }
 
-/// Median over the CTAs of one stage's cycles since they passed the dependency wait; -1 where none passed the stage.
-double median_cycles(const std::vector<long long>& stamps, int stage, int origin) {
-    std::vector<double> cycles;
-    for (std::size_t cta = 0; cta < stamps.size(); cta += stamps_of_cta) {
-        const long long start = stamps[cta + static_cast<std::size_t>(origin)];
-        const long long at = stamps[cta + static_cast<std::size_t>(stage)];
-        if (start != 0 && at != 0 && std::abs(at - start) < 1'000'000)
-            cycles.push_back(static_cast<double>(at - start));
+/// The CTAs of one SM that left stamps, in the order of their beginnings.
+std::vector<const long long*> ctas_in_order(const std::vector<long long>& stamps, std::size_t sm, std::size_t entered) {
+    std::vector<const long long*> ctas;
+    for (std::size_t i = 0; i < ctas_of_sm; ++i) {
+        const long long* const cta = stamps.data() + (sm * ctas_of_sm + i) * stamps_of_cta;
+        if (cta[entered] != 0) ctas.push_back(cta);
     }
-    if (cycles.empty()) return -1;
-    std::ranges::nth_element(cycles, cycles.begin() + static_cast<std::ptrdiff_t>(cycles.size() / 2));
-    return cycles[cycles.size() / 2];
+    std::ranges::sort(ctas, {}, [&](const long long* cta) { return cta[entered]; });
+    return ctas;
+}
+
+/// Median over the CTAs, each with the one before it on its SM (or null); -1 where there are none. cycles(before, cta)
+/// is empty for a CTA that did not come by.
+template <class Cycles>
+double median_cycles(const std::vector<long long>& stamps, std::size_t entered, const Cycles& cycles) {
+    std::vector<double> all;
+    for (std::size_t sm = 0; sm * ctas_of_sm * stamps_of_cta < stamps.size(); ++sm) {
+        const long long* before = nullptr;
+        for (const long long* const cta : ctas_in_order(stamps, sm, entered)) {
+            const std::optional<long long> value = cycles(before, cta);
+            if (value && std::abs(*value) < 100'000) all.push_back(static_cast<double>(*value));
+            before = cta;
+        }
+    }
+    if (all.empty()) return -1;
+    std::ranges::nth_element(all, all.begin() + static_cast<std::ptrdiff_t>(all.size() / 2));
+    return all[all.size() / 2];
+}
+
+std::optional<long long> between(long long from, long long to) {
+    return from == 0 || to == 0 ? std::nullopt : std::optional(to - from);
+}
+
+std::size_t stage_of(const std::string& name) {
+    namespace latency = sparsemla::detail::latency;
+    const auto* const begin = latency::stage_names;
+    return static_cast<std::size_t>(std::find(begin, begin + latency::num_stages, name) - begin);
 }
 
 void print(const std::vector<long long>& stamps) {
@@ -106,19 +132,29 @@ void print(const std::vector<long long>& stamps) {
         const char* name;
     };
     std::vector<Stage> stages;
-    const auto* const begin = latency::stage_names;
-    const auto origin = std::find(begin, begin + latency::num_stages, std::string("waited")) - begin;
-    for (int i = 0; i < latency::num_stages; ++i) {
-        const double cycles = median_cycles(stamps, i, static_cast<int>(origin));
-        if (cycles >= 0 || i == origin) stages.push_back({cycles, latency::stage_names[i]});
+    const std::size_t origin = stage_of("waited");
+    const std::size_t entered = stage_of("entered");
+    const auto num_stages = static_cast<std::size_t>(latency::num_stages);
+    for (std::size_t i = 0; i < num_stages; ++i) {
+        const double cycles = median_cycles(stamps, entered, [&](const long long*, const long long* cta) {
+            // What an earlier CTA left in the shared memory is older than this one's start.
+            return cta[i] < cta[entered] ? std::nullopt : between(cta[origin], cta[i]);
+        });
+        if (cycles != -1) stages.push_back({cycles, latency::stage_names[i]});
     }
     std::ranges::sort(stages, {}, &Stage::cycles);
     fmt::print("{:12} {:>8} {:>8}\n", "stage", "cycles", "of it");
-    double before = 0;
+    double before = stages.empty() ? 0 : stages.front().cycles;
     for (const Stage& stage : stages) {
         fmt::print("{:12} {:8.0f} {:8.0f}\n", stage.name, stage.cycles, stage.cycles - before);
         before = stage.cycles;
     }
+    const auto last = [&](const long long* cta) { return *std::max_element(cta, cta + num_stages); };
+    for (const char* stage : {"entered", "waited"})
+        fmt::print("from a decode's last stage to '{}' of the next one on the same SM: {:.0f} cycles\n", stage,
+                   median_cycles(stamps, entered, [&](const long long* earlier, const long long* cta) {
+                       return earlier == nullptr ? std::nullopt : between(last(earlier), cta[stage_of(stage)]);
+                   }));
 }
 
 void run(const Flags& flags) {
@@ -136,7 +172,10 @@ void run(const Flags& flags) {
     args.out = dense(out.data(), DType::bf16, {flags.rows, flags.heads, value_dims});
     args.lse = dense(lse.data(), DType::f32, {flags.rows, flags.heads});
     const harness::GpuStep placed(plan, args);
-    const harness::GpuBuffer stamps(device, std::size_t{max_ctas} * stamps_of_cta * sizeof(long long));
+    const auto sms = static_cast<std::size_t>(gpu.sms);
+    const std::size_t bytes = sms * ctas_of_sm * stamps_of_cta * sizeof(long long);
+    harness::GpuBuffer stamps(device, bytes);
+    stamps.fill(0);
     sparsemla::detail::latency::set_stamps(reinterpret_cast<long long*>(stamps.data()));
     prepare(plan, placed.args().state);
     const harness::GpuGraph graph(placed.stream(), [&](Stream stream) {
@@ -144,7 +183,7 @@ void run(const Flags& flags) {
     });
     graph.time_us(placed.stream());
     const double us = graph.time_us(placed.stream()) / decodes;
-    std::vector<long long> host(std::size_t{max_ctas} * stamps_of_cta);
+    std::vector<long long> host(sms * ctas_of_sm * stamps_of_cta);
     stamps.download(host.data(), host.size() * sizeof(long long));
     fmt::print("{}\n{}\n{:.2f} us a decode, with the stamps\n", to_string(plan.schedule), to_string(*plan.tiling), us);
     print(host);

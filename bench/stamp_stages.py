@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes a CUDA source whose stage marks read the clock: stamp_stages.py SOURCE OUTPUT.
 
-A mark is a comment `//@ name` (thread 0 of a CTA reads it) or `//@@ name` (the first thread that gathers). Marks in a
+A mark is a comment `//@ name` (thread 0 of a CTA reads it) or `//@@ name` (the first thread of the helpers). Marks in a
 loop keep the last time. The stamps lie in static shared memory and go to global memory at the marks named in LAST.
 """
 import re
@@ -11,7 +11,7 @@ LAST = ("merged", "alone", "written")
 TYPES = """
 namespace sparsemla::detail::latency {
 namespace {
-__device__ long long* stamps_of_ctas;  // [CTAs][32], or null
+__device__ long long* stamps_of_sms;  // [SMs][128 places][32]
 __device__ inline unsigned stamps_address() {
     __shared__ long long stamps[32];
     return static_cast<unsigned>(__cvta_generic_to_shared(stamps));
@@ -22,13 +22,16 @@ __device__ inline void stamp(int i, unsigned thread) {
     asm volatile("mov.u64 %0, %%clock64;" : "=l"(cycles)::"memory");
     asm volatile("st.shared.b64 [%0], %1;" ::"r"(stamps_address() + 8 * i), "l"(cycles) : "memory");
 }
+// By the first warp. A decode takes more than 4096 cycles: neighbours on an SM have places of their own.
 __device__ inline void publish_stamps() {
-    if (threadIdx.x != 0 || stamps_of_ctas == nullptr) return;
-    for (int i = 0; i < 32; ++i) {
-        long long cycles;
-        asm volatile("ld.shared.b64 %0, [%1];" : "=l"(cycles) : "r"(stamps_address() + 8 * i) : "memory");
-        stamps_of_ctas[(blockIdx.y * gridDim.x + blockIdx.x) * 32 + i] = cycles;
-    }
+    if (threadIdx.x >= 32 || stamps_of_sms == nullptr) return;
+    __syncwarp();
+    unsigned sm;
+    asm volatile("mov.u32 %0, %%smid;" : "=r"(sm));
+    long long cycles, entered;
+    asm volatile("ld.shared.b64 %0, [%1];" : "=l"(entered) : "r"(stamps_address() + 8 * ENTERED) : "memory");
+    asm volatile("ld.shared.b64 %0, [%1];" : "=l"(cycles) : "r"(stamps_address() + 8 * threadIdx.x) : "memory");
+    stamps_of_sms[(sm * 128 + (entered >> 12) % 128) * 32 + threadIdx.x] = cycles;
 }
 }  // namespace
 }  // namespace sparsemla::detail::latency
@@ -39,8 +42,8 @@ extern const char* const stage_names[];
 extern const int num_stages;
 const char* const stage_names[] = {NAMES};
 const int num_stages = COUNT;
-void set_stamps(long long* of_ctas) {
-    check_cuda(cudaMemcpyToSymbol(stamps_of_ctas, &of_ctas, sizeof of_ctas), "cudaMemcpyToSymbol");
+void set_stamps(long long* of_sms) {
+    check_cuda(cudaMemcpyToSymbol(stamps_of_sms, &of_sms, sizeof of_sms), "cudaMemcpyToSymbol");
 }
 }  // namespace sparsemla::detail::latency
 """
@@ -52,7 +55,7 @@ def main(source_path, output_path):
     def mark(match):
         indent, who, name = match.groups()
         names.append(name)
-        thread = "0" if who == "" else "32 * T::first_gatherer"
+        thread = "0" if who == "" else "32 * warps"
         text = f"{indent}stamp({len(names) - 1}, {thread});"
         return text + " publish_stamps();" if name in LAST else text
 
@@ -61,7 +64,7 @@ def main(source_path, output_path):
     if not names or len(names) > 32:
         sys.exit(f"stamp_stages.py: need 1 .. 32 marks in {source_path}, got {len(names)}")
     last_include = max(text.rindex(line) + len(line) for line in re.findall(r"^#include .*$", text, flags=re.M))
-    text = text[:last_include] + "\n" + TYPES + text[last_include:]
+    text = text[:last_include] + "\n" + TYPES.replace("ENTERED", str(names.index("entered"))) + text[last_include:]
     quoted = ", ".join(f'"{name}"' for name in names)
     with open(output_path, "w") as file:
         file.write(text + ACCESS.replace("NAMES", quoted).replace("COUNT", str(len(names))))

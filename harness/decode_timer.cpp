@@ -88,6 +88,12 @@ Problem ChainShape::problem(Device device) const {
     return problem;
 }
 
+std::int64_t ChainShape::active_columns() const {
+    std::int64_t columns = 0;
+    for (const ChainSource& source : sources) columns += source.active;
+    return columns;
+}
+
 double ChainShape::record_bytes() const {
     std::int64_t bytes = 0;
     for (const ChainSource& source : sources) bytes += rows * source.active * layout_of(source.record).record_bytes;

@@ -34,8 +34,9 @@ struct ChainShape {
     bool sinks = false;
 
     Problem problem(Device device) const;
-    double record_bytes() const;  ///< of the active columns
-    double operations() const;    ///< multiplications and additions of Q*K and P*V
+    std::int64_t active_columns() const;  ///< of a row
+    double record_bytes() const;          ///< of the active columns
+    double operations() const;            ///< multiplications and additions of Q*K and P*V
 };
 
 struct GpuLimits {

@@ -233,7 +233,7 @@ latency() {
         say "SKIP latency: this tool knows no latency suite"
         return
     fi
-    ((quick)) && options+=(--repeat 5 --filter goal)
+    ((quick)) && options+=(--repeats 5 --filter goal)
     timeout 900 "$bin/sparsemla" bench "${options[@]}" --json "$out/latency.json" >"$log" 2>&1
     status=$?
     if [[ $status == 0 ]]; then

@@ -207,6 +207,7 @@ PlanOptions to_plan_options(const sparsemla_plan_options* given) {
     result.trigger = to_choice<Trigger>(options.trigger, 3, "options.trigger");
     result.gather = to_choice<Gather>(options.gather, 2, "options.gather");
     if (options.cluster_tiles != 0) result.cluster_tiles = options.cluster_tiles;
+    if (options.usual_columns != 0) result.usual_columns = options.usual_columns;
     return result;
 }
 

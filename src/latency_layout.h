@@ -9,10 +9,8 @@ namespace sparsemla::detail::latency {
 
 inline constexpr int warpgroups = 2;          ///< that multiply
 inline constexpr int warps = 4 * warpgroups;  ///< of them
-inline constexpr int gather_warps = 4;        ///< that bring records to shared memory, after those
-
-/// A CTA whose part of a row is one chunk at most has no gather warps: those that multiply gather it.
-constexpr int threads(bool one_chunk) { return 32 * (one_chunk ? warps : warps + gather_warps); }
+inline constexpr int helper_warps = 4;        ///< after those: they gather what is not the first chunk, and add up
+inline constexpr int threads = 32 * (warps + helper_warps);
 
 inline constexpr int chunk = 64;       ///< columns that a CTA takes at a time: the M of one wgmma
 inline constexpr int max_splits = 16;  ///< CTAs of a cluster
@@ -43,8 +41,7 @@ constexpr std::size_t round_up(std::size_t bytes, std::size_t to) { return (byte
 /// Barriers, masks, maxima, sums and weights: SmallShared of cuda/decode_latency.cuh.
 constexpr std::size_t small_shared_bytes(int heads) {
     return round_up(
-        24 + 16 * max_stages + 2 * warps * max_stages + std::size_t(heads) * 4 * (2 * max_splits + max_splits + 1),
-        1024);
+        32 + (16 + chunk) * max_stages + std::size_t(heads) * 4 * (32 + 1 + 2 * max_splits + max_splits + 1), 1024);
 }
 
 /// Byte offsets in a CTA's shared memory. The inbox is memory of its own: peers may write to it at any time.

@@ -88,6 +88,14 @@ std::int64_t chunks_of(const Problem& problem) {
     return chunks;
 }
 
+/// Of a usual row.
+std::int64_t usual_chunks(const Problem& problem, const PlanOptions& options) {
+    const std::int64_t all = std::max<std::int64_t>(1, chunks_of(problem));
+    if (!options.usual_columns) return all;
+    return std::clamp<std::int64_t>(*options.usual_columns / chunk + (*options.usual_columns % chunk != 0 ? 1 : 0), 1,
+                                    all);
+}
+
 SharedLayout shared_of(const Problem& problem, const Layout& layout) {
     return shared_layout(layout.heads, static_cast<int>(d_qk(problem)), layout.splits, layout.stages,
                          layout.transport == Transport::weights);
@@ -130,6 +138,8 @@ std::optional<std::string> refuse_layout(const Problem& problem, const DeviceSpe
     if (resident_clusters(device, layout) < 1)
         return must_be("splits * cluster_tiles", "a cluster size that the device can hold",
                        std::to_string(layout.splits * layout.cluster_tiles));
+    if (layout.stages == 1 && chunks_of(problem) > layout.splits)
+        return must_be("stages", "2 .. " + std::to_string(max_stages) + " where a split has more than one chunk", "1");
     if (layout.transport == Transport::weights && !can_exchange_weights(layout.splits))
         return must_be("splits", "2, 4 or 8 with transport weights", std::to_string(layout.splits));
     if (!fits_shared_memory(problem, device, layout))
@@ -146,34 +156,37 @@ std::optional<std::string> refuse_layout(const Problem& problem, const DeviceSpe
     return std::nullopt;
 }
 
-/// Microseconds that a layout is expected to take: figures of an H200 (docs/performance.md). Only their order matters.
-double expected_us(const Problem& problem, const DeviceSpec& device, const Layout& layout) {
+/// Microseconds that a layout is expected to take for rows of so many chunks: figures of an H200 (docs/performance.md).
+/// Only their order matters.
+double expected_us(const Problem& problem, const DeviceSpec& device, const Layout& layout, std::int64_t chunks) {
     struct Cost {
         int heads;
-        double first_chunk_us, next_chunk_us, exchange_us;
+        double first_chunk_us, next_chunk_us, outputs_us, weights_us;
     };
-    constexpr std::array<Cost, 2> costs = {{{16, 3.9, 1.7, 2.0}, {32, 5.6, 2.1, 2.7}}};
+    constexpr std::array<Cost, 2> costs = {{{16, 3.7, 1.7, 2.0, 0.7}, {32, 4.6, 2.0, 3.2, 1.0}}};
     const Cost& cost = *std::ranges::find(costs, layout.heads, &Cost::heads);
-    const std::int64_t chunks = std::max<std::int64_t>(1, (chunks_of(problem) + layout.splits - 1) / layout.splits);
-    const double wave_us = cost.first_chunk_us + static_cast<double>(chunks - 1) * cost.next_chunk_us +
-                           (layout.splits > 1 ? cost.exchange_us : 0.0);
-    return wave_us * static_cast<double>(waves_of(problem, device, layout));
+    double us = cost.first_chunk_us + static_cast<double>((chunks - 1) / layout.splits) * cost.next_chunk_us;
+    if (layout.splits > 1 && chunks > 1)
+        us += layout.transport == Transport::weights && chunks <= layout.splits ? cost.weights_us : cost.outputs_us;
+    // Where SMs are left over, the next kernel begins on them while this one runs.
+    constexpr double set_up_us = 0.6;
+    const std::int64_t ctas = problem.rows * clusters_of_row(problem, layout) * layout.cluster_tiles * layout.splits;
+    if (2 * ctas > device.sms) us += set_up_us;
+    return us * static_cast<double>(waves_of(problem, device, layout));
 }
 
 /// The layouts that fit the wishes, smallest tile first; visit(layout).
 template <class Visit>
 void for_each_layout(const Problem& problem, const PlanOptions& options, const Visit& visit) {
-    const auto most_splits = static_cast<int>(std::clamp<std::int64_t>(chunks_of(problem), 1, max_splits));
+    const auto most_splits = static_cast<int>(std::min<std::int64_t>(usual_chunks(problem, options), max_splits));
     for (const int heads : head_tiles) {
         if (options.tile_heads.value_or(heads) != heads) continue;
         for (int splits = options.splits.value_or(1); splits <= options.splits.value_or(most_splits); ++splits) {
             const std::int64_t chunks = (chunks_of(problem) + splits - 1) / splits;
-            const int stages = options.stages.value_or(static_cast<int>(std::clamp<std::int64_t>(chunks, 1, 2)));
-            for (int fewer = stages; fewer >= (options.stages ? stages : 1); --fewer)
-                visit(Layout{.splits = splits,
-                             .heads = heads,
-                             .stages = fewer,
-                             .cluster_tiles = options.cluster_tiles.value_or(1)});
+            visit(Layout{.splits = splits,
+                         .heads = heads,
+                         .stages = options.stages.value_or(chunks > 1 ? 2 : 1),
+                         .cluster_tiles = options.cluster_tiles.value_or(1)});
         }
     }
 }
@@ -190,9 +203,11 @@ Layout fitted(const TuningRow& row, const Problem& problem) {
     const std::int64_t chunks = std::max<std::int64_t>(1, chunks_of(problem));
     const auto splits = static_cast<int>(std::min<std::int64_t>(row.splits, chunks));
     const std::int64_t chunks_of_cta = (chunks + splits - 1) / splits;
+    // Rows may have more columns than usual, and than were measured.
+    const int stages = chunks > row.chunks ? std::max(row.stages, 2) : row.stages;
     return {.splits = splits,
             .heads = row.tile_heads,
-            .stages = static_cast<int>(std::min<std::int64_t>(row.stages, chunks_of_cta)),
+            .stages = static_cast<int>(std::min<std::int64_t>(stages, chunks_of_cta)),
             .cluster_tiles = std::min(row.cluster_tiles, tiles_of(problem, row.tile_heads))};
 }
 
@@ -205,7 +220,7 @@ std::optional<Choice> measured_layout(const Problem& problem, const DeviceSpec& 
                                                         .sources = static_cast<int>(problem.sources.size()),
                                                         .rows = problem.rows,
                                                         .heads = problem.heads,
-                                                        .chunks = chunks_of(problem)});
+                                                        .chunks = usual_chunks(problem, options)});
     // Rows may have been measured by a kernel of other tiles.
     if (row == nullptr || std::ranges::find(head_tiles, row->tile_heads) == std::end(head_tiles)) return std::nullopt;
     const Layout layout = with_transport(fitted(*row, problem), problem, device, options);
@@ -229,7 +244,7 @@ Choice choose_layout(const Problem& problem, const DeviceSpec& device, const Pla
             if (choice.refusal.empty()) choice.refusal = *refusal;
             return;
         }
-        const double us = expected_us(problem, device, layout);
+        const double us = expected_us(problem, device, layout, usual_chunks(problem, options));
         if (us >= best_us) return;
         best_us = us;
         choice.us = us;
@@ -252,6 +267,8 @@ std::optional<std::string> refuse(const Problem& problem, const DeviceSpec& devi
     if (auto reason = refuse_range("cluster_tiles", options.cluster_tiles, 1, max_heads / head_tiles[0])) return reason;
     if (options.cluster_tiles.value_or(1) > 1 && options.gather.value_or(Gather::bulk) != Gather::bulk)
         return must_be("gather", "bulk with cluster_tiles above 1", name(*options.gather));
+    if (options.usual_columns && *options.usual_columns < 1)
+        return must_be("usual_columns", "at least 1", std::to_string(*options.usual_columns));
     if (options.tile_heads && std::ranges::find(head_tiles, *options.tile_heads) == std::end(head_tiles))
         return must_be("tile_heads", "16 or 32", std::to_string(*options.tile_heads));
     const Choice choice = choose_layout(problem, device, options);
@@ -266,9 +283,6 @@ std::optional<std::string> refuse(const Problem& problem, const DeviceSpec& devi
     return std::nullopt;
 }
 
-/// Only bulk copies can be shared.
-Gather usual_gather(const Layout& layout) { return layout.cluster_tiles > 1 ? Gather::bulk : Gather::copies; }
-
 KernelPlan plan(const Problem& problem, const DeviceSpec& device, const PlanOptions& options) {
     const Choice choice = choose_layout(problem, device, options);
     const Layout layout = *choice.layout;
@@ -281,13 +295,15 @@ KernelPlan plan(const Problem& problem, const DeviceSpec& device, const PlanOpti
                        .columns = ColumnRule::round_robin,
                        .chunk = chunk,
                        .row_capacity = problem.rows};
-    result.tiling = Tiling{
-        .heads = layout.heads,
-        .stages = layout.stages,
-        .cluster_tiles = layout.cluster_tiles,
-        .gather = choice.measured != nullptr ? choice.measured->gather : options.gather.value_or(usual_gather(layout)),
-        .transport = layout.transport,
-        .trigger = options.trigger.value_or(Trigger::loaded)};
+    result.tiling =
+        Tiling{.heads = layout.heads,
+               .stages = layout.stages,
+               .cluster_tiles = layout.cluster_tiles,
+               .gather = choice.measured != nullptr
+                             ? choice.measured->gather
+                             : options.gather.value_or(layout.cluster_tiles > 1 ? Gather::bulk : Gather::copies),
+               .transport = layout.transport,
+               .trigger = options.trigger.value_or(Trigger::loaded)};
     result.expected_us = choice.us;
     if (choice.measured != nullptr) result.note = measured_note(*choice.measured, device);
     const std::int64_t waves = waves_of(problem, device, layout);
@@ -314,7 +330,7 @@ LaunchShape latency_launch(const Plan& plan, std::int64_t rows) {
             .grid_y = clusters_of_row(plan.problem, layout) * layout.cluster_tiles,
             .cluster = layout.splits,
             .cluster_tiles = layout.cluster_tiles,
-            .threads = threads(has_one_chunk(plan)),
+            .threads = threads,
             .shared_bytes = shared_of(plan.problem, layout).bytes};
 }
 

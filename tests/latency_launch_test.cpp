@@ -81,8 +81,7 @@ void expect_shape(const Plan& plan, const LaunchShape& shape, std::int64_t rows)
     std::int64_t chunks = 0;
     for (const SourceProblem& source : plan.problem.sources)
         chunks += (source.width + latency::chunk - 1) / latency::chunk;
-    EXPECT_EQ(detail::has_one_chunk(plan), chunks <= plan.schedule.splits);
-    EXPECT_EQ(shape.threads, latency::threads(chunks <= plan.schedule.splits));
+    EXPECT_EQ(shape.threads, latency::threads);
     EXPECT_EQ(shape.threads % 128, 0) << "whole warpgroups";
     EXPECT_LE(shape.threads, 1024);
     EXPECT_LE(shape.shared_bytes, static_cast<std::size_t>(device.shared_memory_bytes));
@@ -207,12 +206,15 @@ void expect_honoured(const Problem& problem, const DeviceSpec& device, const Pla
                               !bulk_fits(*options.tile_heads, *options.stages, static_cast<int>(d_qk(problem)));
     const bool weights_refused =
         *options.transport == Transport::weights && !latency::can_exchange_weights(*options.splits);
+    const bool stage_refused = *options.stages == 1 && problem.sources[0].width > latency::chunk * *options.splits;
     if (const auto refused = refusal(problem, device, options)) {
         const auto says = [&](const char* what) { return refused->find(what) != std::string::npos; };
         if (shared_copies)
             EXPECT_TRUE(says("gather must be bulk with cluster_tiles above 1")) << *refused;
         else if (!resident)
             EXPECT_TRUE(says("splits * cluster_tiles must be a cluster size")) << *refused;
+        else if (says("where a split has more than one chunk"))
+            EXPECT_TRUE(stage_refused) << *refused;
         else if (says("with transport weights"))
             EXPECT_TRUE(weights_refused) << *refused;
         else if (says("transport must be"))
@@ -224,6 +226,7 @@ void expect_honoured(const Problem& problem, const DeviceSpec& device, const Pla
     EXPECT_TRUE(resident);
     EXPECT_FALSE(bulk_refused);
     EXPECT_FALSE(weights_refused);
+    EXPECT_FALSE(stage_refused);
     EXPECT_FALSE(shared_copies);
     const Plan plan = make_plan(problem, device, options);
     expect_launchable(plan);
@@ -272,8 +275,9 @@ TEST_F(LatencyLaunch, EveryTileTransportAndTriggerIsTakenSomewhere) {
     for (const int tile : latency::head_tiles) EXPECT_EQ(refusal(problem, h200(), {.tile_heads = tile}), std::nullopt);
     for (int splits = 1; splits <= latency::max_splits; ++splits)
         EXPECT_EQ(refusal(problem, h200(), {.splits = splits}), std::nullopt);
-    for (int stages = 1; stages <= latency::max_stages; ++stages)
+    for (int stages = 2; stages <= latency::max_stages; ++stages)
         EXPECT_EQ(refusal(problem, h200(), {.tile_heads = 16, .stages = stages}), std::nullopt);
+    EXPECT_EQ(refusal(problem_of(2, 64, {64}), h200(), {.tile_heads = 16, .stages = 1}), std::nullopt);
     for (const Transport transport : {Transport::stores, Transport::bulk, Transport::weights})
         EXPECT_EQ(refusal(problem, h200(), {.splits = 4, .tile_heads = 16, .transport = transport}), std::nullopt);
     EXPECT_EQ(refusal(problem, h200(), {.transport = Transport::weights}), std::nullopt);
@@ -291,6 +295,32 @@ void expect_refused(const Problem& problem, const DeviceSpec& device, const Plan
     const auto refused = refusal(problem, device, options);
     ASSERT_TRUE(refused.has_value()) << text;
     EXPECT_NE(refused->find(text), std::string::npos) << *refused << "\n  instead of: " << text;
+}
+
+// Long lists of which little is active: no CTA without a chunk of a usual row, and stages for the other rows.
+TEST_F(LatencyLaunch, PlansForTheUsualColumns) {
+    const Problem problem = problem_of(5, 96, {2048});
+    const Plan plan = make_plan(problem, h200(), {.usual_columns = 256});
+    EXPECT_LE(plan.schedule.splits, 4);
+    EXPECT_EQ(plan.tiling->stages, 2);
+    EXPECT_LT(plan.expected_us, make_plan(problem, h200()).expected_us);
+    expect_launchable(plan);
+    EXPECT_EQ(make_plan(problem, h200(), {.usual_columns = 1}).schedule.splits, 1);
+    for (const std::int64_t all : {std::int64_t{2048}, std::int64_t{1} << 40})
+        EXPECT_EQ(make_plan(problem, h200(), {.usual_columns = all}).schedule, make_plan(problem, h200()).schedule);
+    expect_refused(problem, h200(), {.usual_columns = 0}, "usual_columns must be at least 1, got 0");
+}
+
+// What travels is P wherever that can be, and partial outputs elsewhere.
+TEST_F(LatencyLaunch, TransportOfASplitCount) {
+    for (int splits = 1; splits <= latency::max_splits; ++splits) {
+        const Plan plan = make_plan(problem_of(2, 16, {2048}), h200(), {.splits = splits});
+        EXPECT_EQ(plan.tiling->transport,
+                  splits == 2 || splits == 4 || splits == 8 ? Transport::weights : Transport::stores)
+            << splits << " splits";
+    }
+    expect_refused(problem_of(2, 16, {2048}), h200(), {.splits = 3, .transport = Transport::weights},
+                   "splits must be 2, 4 or 8 with transport weights, got 3");
 }
 
 TEST_F(LatencyLaunch, RefusalsNameTheirReason) {

@@ -26,11 +26,13 @@ LatencyTiming time_shape(const harness::LatencyShape& shape, const BenchFlags& f
                          std::int64_t repeats, harness::DecodeTimer& timer) {
     LatencyTiming timing{.shape = shape, .plan = {}, .refusal = {}, .cold = {}, .warm = {}};
     const Problem problem = shape.shape.problem(gpu.device);
-    if (const auto reason = refusal(problem, gpu, plan_options(flags.run))) {
+    PlanOptions options = plan_options(flags.run);
+    if (!options.usual_columns) options.usual_columns = shape.shape.active_columns();
+    if (const auto reason = refusal(problem, gpu, options)) {
         timing.refusal = *reason;
         return timing;
     }
-    timing.plan = make_plan(problem, gpu, plan_options(flags.run));
+    timing.plan = make_plan(problem, gpu, options);
     timer.load(shape.shape, static_cast<int>(flags.calls));
     timing.cold = timer.cold(*timing.plan, static_cast<int>(repeats));
     timing.warm = timer.warm(*timing.plan, static_cast<int>(flags.calls), static_cast<int>(repeats));

@@ -68,6 +68,9 @@ void add_tiling_flags(CLI::App& app, RunFlags& flags) {
     const std::string group = "Tiling of a GPU kernel, where the plan shall not choose; never changes a bit";
     word_option(app, "--tile-heads", flags.tile_heads, {"16", "32", "64"}, "heads of a CTA")->group(group);
     integer_option(app, "--stages", flags.stages, 1, 64, "chunks on their way to shared memory")->group(group);
+    integer_option(app, "--usual-columns", flags.usual_columns, 1, std::numeric_limits<std::int32_t>::max(),
+                   "active columns of most rows: what the plan is to be fast for")
+        ->group(group);
     integer_option(app, "--cluster-tiles", flags.cluster_tiles, 1, 64, "tiles of heads in a cluster")->group(group);
     word_option(app, "--gather", flags.gather, {std::string(name(Gather::copies)), std::string(name(Gather::bulk))},
                 "how records come to shared memory")
@@ -200,6 +203,7 @@ PlanOptions plan_options(const RunFlags& flags) {
     if (!flags.tile_heads.empty()) options.tile_heads = std::stoi(flags.tile_heads);
     if (flags.stages != 0) options.stages = static_cast<int>(flags.stages);
     if (flags.cluster_tiles != 0) options.cluster_tiles = static_cast<int>(flags.cluster_tiles);
+    if (flags.usual_columns != 0) options.usual_columns = flags.usual_columns;
     if (!flags.gather.empty()) options.gather = find_gather(flags.gather);
     if (!flags.transport.empty()) options.transport = find_transport(flags.transport);
     if (!flags.trigger.empty()) options.trigger = find_trigger(flags.trigger);
@@ -217,6 +221,7 @@ std::string schedule_options(const RunFlags& flags) {
     if (!flags.tile_heads.empty()) text += " --tile-heads " + flags.tile_heads;
     if (flags.stages != 0) text += fmt::format(" --stages {}", flags.stages);
     if (flags.cluster_tiles != 0) text += fmt::format(" --cluster-tiles {}", flags.cluster_tiles);
+    if (flags.usual_columns != 0) text += fmt::format(" --usual-columns {}", flags.usual_columns);
     if (!flags.gather.empty()) text += " --gather " + flags.gather;
     if (!flags.transport.empty()) text += " --transport " + flags.transport;
     if (!flags.trigger.empty()) text += " --trigger " + flags.trigger;

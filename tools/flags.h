@@ -53,6 +53,7 @@ struct RunFlags {
     std::string tile_heads;  ///< Tiling's fields, of GPU kernels
     std::int64_t stages = 0;
     std::int64_t cluster_tiles = 0;
+    std::int64_t usual_columns = 0;
     std::string gather;
     std::string transport;
     std::string trigger;

@@ -143,6 +143,10 @@ struct PlanOptions {
     std::optional<int> splits{};
     std::optional<ColumnRule> columns{};
     std::optional<int> chunk{};
+    /// Active columns that rows usually have, of all sources: what a GPU kernel's plan is to be fast for, where that is
+    /// much less than the widths (a rank that owns an eighth of a context). At least 1. Not a limit: any count is
+    /// right.
+    std::optional<std::int64_t> usual_columns{};
     std::optional<int> tile_heads{};  ///< Tiling's fields, GPU kernels only
     std::optional<int> stages{};
     std::optional<int> cluster_tiles{};

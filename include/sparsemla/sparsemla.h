@@ -238,6 +238,8 @@ typedef struct sparsemla_plan_options {
     int32_t stages;     /* chunks on their way to shared memory */
     int32_t transport, trigger, gather;
     int32_t cluster_tiles; /* tiles of heads in a cluster */
+    int64_t usual_columns; /* active columns that rows usually have, of all sources: what the plan is to be fast for;
+                              not a limit; 0: the widths */
 } sparsemla_plan_options;
 
 typedef struct sparsemla_plan sparsemla_plan;

@@ -20,36 +20,50 @@ namespace sparsemla::detail::latency {
 
 namespace {
 
+__device__ inline int divide_by_splits(const Params& params, int number) {
+    if (params.splits == 1) return number;
+    return static_cast<int>(__umulhi(number, params.split_multiplier) >> params.split_shift);
+}
+
 template <class T>
 __device__ Place<T> place_of(const Params& params, unsigned char* shared) {
     Place<T> at;
     at.base = shared_address(shared);
     asm volatile("" : "+r"(at.base));  // computed once: in a cluster the address costs a special register
     at.stages = at.base + params.stages_offset;
-    at.row = static_cast<int>(cluster_of_grid_x());
-    at.first_head = static_cast<int>(blockIdx.y) * T::heads;
-    at.split = static_cast<int>(cta_of_cluster_x());
-    at.tile = static_cast<int>(cta_of_cluster_y());
+    // Of the CTA's number in the grid and in the cluster; the special registers of clusters are slow divisions.
+    at.splits = params.splits;
     at.tiles = params.tiles;
+    const auto rank = static_cast<int>(cta_of_cluster());
+    at.tile = divide_by_splits(params, rank);
+    at.split = rank - at.tile * at.splits;
+    at.row = divide_by_splits(params, static_cast<int>(blockIdx.x));
+    at.first_head = static_cast<int>(blockIdx.y) * T::heads;
     at.warp = __shfl_sync(all_lanes, static_cast<int>(threadIdx.x / 32), 0);  // uniform, and known to be
     at.lane = static_cast<int>(threadIdx.x % 32);
-    at.splits = params.splits;
-    asm volatile("" : "+r"(at.splits));
+    // Here, before the dependency wait, and not once more after it.
+    asm volatile(""
+                 : "+r"(at.row), "+r"(at.split), "+r"(at.splits), "+r"(at.tile), "+r"(at.tiles), "+r"(at.first_head));
     return at;
 }
 
-/// Barriers, and arrival at the cluster: before it touches a peer's memory, a thread waits for the cluster
-/// (join_cluster).
+/// Barriers, and arrival at the cluster: a peer's memory may be touched once the cluster has been waited for.
 template <class T>
 __device__ void set_up(const Params& params, const Place<T>& at) {
+    // Of each warp that gathers one arrival, and those of its lanes' copies.
+    const int arrivals = params.gather == Gather::copies ? 33 : 1;
     if (threadIdx.x == 0) {
         init_mbarrier(at.stats_barrier(), 1);
         init_mbarrier(at.outputs_barrier(), 1);
-        init_mbarrier(at.slices_barrier(), 33 * T::gatherers);
-        for (int stage = 0; stage < params.stages; ++stage) {
-            // Of each gather warp one arrival, and those of its lanes' copies.
-            init_mbarrier(at.full(stage), (params.gather == Gather::copies ? 33 : 1) * T::gatherers);
-            init_mbarrier(at.empty(stage), warps * params.tiles);
+        init_mbarrier(at.slices_barrier(), 33 * helper_warps);
+        init_mbarrier(at.first_barrier(), (arrivals + 1) * warps);  // and each warp's part of the query
+        fence_mbarrier_init();
+    }
+    if (threadIdx.x == 32 * warps) {
+#pragma unroll
+        for (int i = 0; i < max_stages; ++i) {
+            init_mbarrier(at.full(i), arrivals * helper_warps);
+            init_mbarrier(at.empty(i), warps * params.tiles);
         }
         fence_mbarrier_init();
     }
@@ -57,30 +71,63 @@ __device__ void set_up(const Params& params, const Place<T>& at) {
     if (params.trigger == Trigger::start) launch_dependent_grids();
 }
 
-/// All barriers of the cluster are there. Once for each thread: where tiles share copies, before the first of them;
-/// otherwise late, when nobody is still on the way.
+/// A peer's memory may be touched from here on. Once for each thread: where tiles share copies, before the first of
+/// them; otherwise late, when nobody is still on the way. Not while loads are: it drops what the L1 waits for.
 template <class T>
 __device__ void join_cluster(const Place<T>& at, bool before_copies) {
     if (before_copies == (at.tiles > 1)) wait_for_cluster();
 }
 
-/// Stages in turn: the number of a chunk's stage, and the phase of its barriers.
+/// Numbers 0 .. n - 1 in turn, and the phase of their barriers.
 struct Turn {
-    int stage = 0;
+    int number = 0;
     std::uint32_t parity = 0;
 
-    __device__ void advance(int stages) {
-        if (++stage < stages) return;
-        stage = 0;
+    __device__ void advance(int n) {
+        if (++number < n) return;
+        number = 0;
         parity ^= 1;
     }
 };
 
 /// The stage's last use is over, in every CTA that its records go to.
 template <class T>
-__device__ void wait_until_empty(const Place<T>& at, const Turn& turn) {
-    wait_mbarrier(at.empty(turn.stage), turn.parity ^ 1);
+__device__ void wait_until_empty(const Place<T>& at, const Turn& stage) {
+    wait_mbarrier(at.empty(stage.number), stage.parity ^ 1);
     fence_async_proxy();  // zeros of absent records before, bulk copies after
+}
+
+/// What the helpers gather: all chunks of this CTA but the first, as stages become free. Slots are loaded a chunk
+/// ahead. Returns the number of this CTA's chunks.
+template <class T>
+__device__ int gather_more(const Params& params, const Place<T>& at, const Columns& columns) {
+    using P = Part<T, false>;
+    int number = columns.next(at.split);
+    if (!columns.has(number)) return 0;
+    number = columns.next(number + at.splits);
+    int slots[P::passes];
+    if (columns.has(number)) load_slots<P>(params, at, number, slots);
+    Turn stage, full;
+    int gathered = 1;  // the first one
+    for (; columns.has(number); ++gathered) {
+        stage.advance(params.stages);
+        if (gathered >= params.stages) wait_until_empty(at, stage);
+        gather_part<P>(params, at, columns, slots, number, stage.number, at.full(full.number));
+        //@@ gathered
+        number = columns.next(number + at.splits);
+        if (columns.has(number)) load_slots<P>(params, at, number, slots);
+        full.advance(params.stages);
+    }
+    return gathered;
+}
+
+/// Peers that share copies arrive at the `empty` barriers of `chunks` chunks: this CTA must not end before the last
+/// ones.
+template <class T>
+__device__ void wait_for_peers_to_leave(const Params& params, const Place<T>& at, int chunks) {
+    if (at.tiles == 1) return;
+    for (int i = max(0, chunks - params.stages); i < chunks; ++i)
+        wait_mbarrier(at.empty(i % params.stages), static_cast<std::uint32_t>(i / params.stages) & 1);
 }
 
 /// visit.operator()<splits>().
@@ -91,32 +138,6 @@ __device__ void with_splits(int splits, const Visit& visit) {
     visit.template operator()<8>();
 }
 
-/// What the warps that gather do: all chunks of this CTA, as stages become free. Slots are loaded a chunk ahead; `slot`
-/// is that of the first chunk unless the counts say otherwise.
-template <class T>
-__device__ void gather_chunks(const Params& params, const Place<T>& at, const Columns& columns, int slot) {
-    if (!T::one_chunk) join_cluster(at, true);
-    Turn turn;
-    int gathered = 0;
-    int number = columns.next(at.split);
-    if (number != at.split && columns.has(number)) slot = load_slot(slot_pointer(params, at, number));
-    for (; columns.has(number); ++gathered) {
-        if (!T::one_chunk && gathered >= params.stages) wait_until_empty(at, turn);
-        gather_chunk(params, at, columns, slot, number, turn.stage);
-        //@@ gathering
-        if (T::one_chunk) break;
-        number = columns.next(number + at.splits);
-        if (columns.has(number)) slot = load_slot(slot_pointer(params, at, number));
-        turn.advance(params.stages);
-    }
-    if (columns.weights_travel)
-        with_splits(at.splits, [&]<int kSplits>() { gather_slices<T, kSplits>(params, at, columns); });
-    // Peers may still arrive at these barriers: this CTA must not end before.
-    if (T::one_chunk || params.tiles == 1) return;
-    if (gathered < params.stages) turn = {.stage = 0, .parity = 1};
-    for (int i = min(gathered, params.stages); i > 0; --i, turn.advance(params.stages)) wait_until_empty(at, turn);
-}
-
 /// A CTA's sums over its chunks.
 template <class T>
 struct Partial {
@@ -125,27 +146,18 @@ struct Partial {
     Factors factors;                    ///< of that source
 };
 
-/// scores and softmax of one chunk; leaves the values of the warp's first two units in registers, if they are needed.
+/// softmax of one chunk, from this warpgroup's part of its scores; leaves the values of the warp's second unit in
+/// registers (the first one's are there), if they are needed.
 template <class T>
-__device__ void weigh_chunk(const Params& params, const Place<T>& at, int stage, Partial<T>& partial, bool needs_values,
-                            FragmentA (&values)[2][4]) {
-    constexpr bool both_meanwhile = T::heads == 16;  // more heads leave too few registers
-    {
-        float scores[T::heads / 2];
-        compute_scores(at, stage, scores, [&] {
-            if (!needs_values) return;
-            load_values(at, stage, at.unit(0), values[0]);
-            if (both_meanwhile) load_values(at, stage, at.unit(1), values[1]);
-        });
-        //@ scores
-        store_scores(at, scores);
-    }
+__device__ void weigh_chunk(const Params& params, const Place<T>& at, int stage, const float (&scores)[T::heads / 2],
+                            Partial<T>& partial, bool needs_values, FragmentA (&values)[2][4]) {
+    store_scores(at, scores);
     sync_multipliers();
     //@ stored
     softmax(params, at, partial.factors.score, stage, partial.running);
     //@ softmax
     fence_async_proxy();
-    if (!both_meanwhile && needs_values) load_values(at, stage, at.unit(1), values[1]);
+    if (needs_values) load_values(at, stage, at.unit(1), values[1]);
     sync_multipliers();  // P is there
     //@ values
 }
@@ -153,7 +165,6 @@ __device__ void weigh_chunk(const Params& params, const Place<T>& at, int stage,
 /// This warp reads the stage no more: lane t tells tile t's CTA, whose copies may be the next to fill it.
 template <class T>
 __device__ void leave_stage(const Place<T>& at, int stage) {
-    if (T::one_chunk) return;
     __syncwarp();
     if (at.tiles == 1) {
         if (at.lane == 0) arrive(at.empty(stage));
@@ -188,6 +199,40 @@ __device__ void add_values(const Place<T>& at, int stage, bool first, Outputs<T>
     }
 }
 
+/// values of one chunk and, in between, scores of the next one: neither alone keeps the tensor cores busy. Leaves the
+/// next chunk's first unit of values in registers.
+template <class T>
+__device__ void add_values_and_score(const Place<T>& at, int stage, bool first, Outputs<T>& outputs, int next_stage,
+                                     float (&scores)[T::heads / 2], FragmentA (&values)[2][4]) {
+    static_assert(units_of_warp == 4);
+    const Scores<T> products(at, next_stage);
+    const auto start_unit_of = [&](int i) {
+        pin(outputs[i]);
+        start_values<T>(at, outputs[i], values[i % 2], first);
+    };
+    FragmentA keys[2][Scores<T>::steps];
+    start_unit_of(0);
+    start_unit_of(1);
+    products.template start<0>(scores, keys[0]);
+    wait_for_mma<2>();  // unit 0
+    load_values(at, stage, at.unit(2), values[0]);
+    start_unit_of(2);
+    wait_for_mma<2>();  // unit 1
+    load_values(at, stage, at.unit(3), values[1]);
+    leave_stage(at, stage);
+    start_unit_of(3);
+    wait_for_mma<2>();  // the first group of scores
+    products.template start<1>(scores, keys[1]);
+    wait_for_mma<1>();  // unit 3
+    load_values(at, next_stage, at.unit(0), values[0]);
+    FragmentA last[Scores<T>::last_steps];
+    products.template start<2>(scores, last);
+    wait_for_mma<0>();
+#pragma unroll
+    for (float(&sums)[T::heads / 2] : outputs) pin(sums);
+    pin(scores);
+}
+
 /// All chunks of this CTA but for the values of the last one; returns its stage.
 template <class T>
 __device__ int add_chunks(const Params& params, const Place<T>& at, const Columns& columns, Partial<T>& partial,
@@ -195,11 +240,17 @@ __device__ int add_chunks(const Params& params, const Place<T>& at, const Column
     int number = columns.next(at.split);
     bool second = T::two_sources && columns.is_second(number);
     partial.factors = second ? factors_of(params, params.sources[1]) : factors_of(params, params.sources[0]);
-    for (Turn turn;; turn.advance(params.stages)) {
-        wait_mbarrier(at.full(turn.stage), turn.parity);
-        __syncwarp();
-        //@ loaded
-        if (params.trigger == Trigger::loaded) launch_dependent_grids();
+    float scores[T::heads / 2];
+    Turn stage, full;
+    wait_mbarrier(at.first_barrier(), 0);
+    __syncwarp();
+    //@ loaded
+    if (params.trigger == Trigger::loaded) launch_dependent_grids();
+    compute_scores(at, 0, scores, [&] {
+        if (!columns.weights_travel) load_values(at, 0, at.unit(0), values[0]);
+    });
+    //@ scores
+    for (;;) {
         float source_factor = 1.0F;
         if (T::two_sources && columns.is_second(number) != second) {
             second = true;
@@ -207,42 +258,32 @@ __device__ int add_chunks(const Params& params, const Place<T>& at, const Column
             source_factor = partial.factors.values * reciprocal_approximate(factors.values);
             partial.factors = factors;
         }
-        weigh_chunk(params, at, turn.stage, partial, !columns.weights_travel, values);
+        weigh_chunk(params, at, stage.number, scores, partial, !columns.weights_travel, values);
         if (!first) rescale_outputs<T>(at, partial.outputs, source_factor);
-        if (T::one_chunk) return turn.stage;
         number = columns.next(number + at.splits);
-        if (!columns.has(number)) return turn.stage;
-        add_values<T>(at, turn.stage, first, partial.outputs, values, [](int) {});
+        if (!columns.has(number)) break;
+        wait_mbarrier(at.full(full.number), full.parity);
+        __syncwarp();
+        //@ more
+        full.advance(params.stages);
+        const int this_stage = stage.number;
+        stage.advance(params.stages);
+        add_values_and_score<T>(at, this_stage, first, partial.outputs, stage.number, scores, values);
         first = false;
     }
+    publish_sums<T>(at, partial.running);
+    return stage.number;
 }
 
-/// The row has one split with columns: no exchange.
-template <class T>
-__device__ void write_alone(const Params& params, const Place<T>& at, const Columns& columns, Partial<T>& partial) {
-    sum_lanes<T>(partial.running);
-    if (at.lane < T::heads_of_warp) {
-        const float2 stats = stats_of_lane<T>(partial.running, at.lane);
-        store_shared(at.stats(at.split, T::heads_of_warp * at.warp + at.lane), stats.x, stats.y);
-    }
-    __syncwarp();
-    weigh_splits(params, at, columns, true);
-    sync_multipliers();
-    store_outputs<T>(params, at, partial.outputs);
-    //@ alone
-}
-
-/// merge, once this CTA has sent what it has.
+/// merge of outputs, once this CTA has sent what it has.
 template <class T>
 __device__ void write_together(const Params& params, const Place<T>& at, const Columns& columns) {
     //@ sent
     if (params.trigger == Trigger::end) launch_dependent_grids();
-    wait_mbarrier(at.stats_barrier(), 0);
-    __syncwarp();
-    //@ stats
-    weigh_splits(params, at, columns, at.split == 0);
-    sync_multipliers();
+    take(Handover::weights);
+    //@ weighed
     wait_mbarrier(at.outputs_barrier(), 0);
+    __syncwarp();
     //@ arrived
     merge_units<T>(params, at, columns.splits);
     //@ merged
@@ -253,33 +294,22 @@ __device__ void write_together(const Params& params, const Place<T>& at, const C
     }
 }
 
-/// The last chunk's values and the exchange: each unit is sent while the next ones are multiplied.
+/// The last chunk's values and the exchange of outputs: each unit is sent while the next ones are multiplied.
 template <class T>
-__device__ void exchange(const Params& params, const Place<T>& at, int stage, bool first, Partial<T>& partial,
-                         FragmentA (&values)[2][4]) {
-    const bool stores = params.transport == Transport::stores;
+__device__ void send_outputs(const Params& params, const Place<T>& at, int stage, bool first, Partial<T>& partial,
+                             FragmentA (&values)[2][4]) {
+    const bool stores = params.transport != Transport::bulk;
     add_values<T>(at, stage, first, partial.outputs, values, [&](int i) {
-        if (i == 0) {
-            sum_lanes<T>(partial.running);
-            join_cluster(at, false);
-            send_stats<T>(params, at, partial.running);
-            //@ sent_stats
-        }
         if (stores) send_unit<T>(params, at, at.unit(i), partial.outputs[i]);
     });
     //@ summed
     if (!stores) copy_outputs<T>(params, at, partial.outputs);
 }
 
-/// exchange, values and merge of Transport::weights. `sends`: this CTA has a chunk, in the first stage.
+/// exchange of weights, values and merge. `sends`: this CTA has a chunk, in the first stage.
 template <class T, int kSplits>
-__device__ void write_by_weights(const Params& params, const Place<T>& at, const Columns& columns, bool sends,
-                                 Running (&running)[T::heads_of_warp]) {
-    if (sends) {
-        send_weights<T, kSplits>(at);
-        sum_lanes<T>(running);
-        send_stats<T>(params, at, running);
-    }
+__device__ void write_by_weights(const Params& params, const Place<T>& at, const Columns& columns, bool sends) {
+    if (sends) send_weights<T, kSplits>(at);
     //@ sent_weights
     if (params.trigger == Trigger::end) launch_dependent_grids();
     wait_mbarrier(at.slices_barrier(), 0);
@@ -292,68 +322,126 @@ __device__ void write_by_weights(const Params& params, const Place<T>& at, const
     //@ weights
     fence_async_proxy();
     product.start_all(at);
-    if (sends) leave_stage(at, 0);
-    wait_mbarrier(at.stats_barrier(), 0);
-    __syncwarp();
-    weigh_splits(params, at, columns, at.split == 0);
-    sync_multipliers();
-    //@ weighed
+    take(Handover::weights);
+    //@ multiplied
     product.store(params, at, columns.splits);
     //@ written
 }
 
-/// Before the dependency wait: addresses, and every line of the parameters into the constant cache.
+/// Before the dependency wait, and first of all: every line of the parameters into the constant cache, one by each
+/// warp, so that their latencies overlap.
+template <class T>
+__device__ void touch_params(const Params& params, unsigned char* shared) {
+    constexpr int line_words = 16;
+    constexpr int last_line = (sizeof(Params) / 4 - 1) / line_words;
+    static_assert(last_line < threads / 32);
+    const int warp = static_cast<int>(threadIdx.x / 32);
+    const int word = reinterpret_cast<const int*>(&params)[line_words * min(warp, last_line)];
+    // Stored where nothing lies yet: a load that nobody uses would be left out.
+    *reinterpret_cast<volatile int*>(shared + offsetof(typename T::Small, maxima) + 4 * warp) = word;
+}
+
+/// Also before it: addresses.
 template <class T>
 __device__ Inputs<T> find_inputs(const Params& params, const Place<T>& at) {
     Inputs<T> inputs;
     inputs.counts[0] = count_of_row(params.sources[0], at.row);
     inputs.counts[1] = T::two_sources ? count_of_row(params.sources[1], at.row) : nullptr;
-    inputs.slot = at.gathers() ? slot_pointer(params, at, at.split) : nullptr;
-    inputs.query = at.multiplies() ? QueryLoader<T>::pointer(params, at, 0) : nullptr;
-    asm volatile("" : "+l"(inputs.counts[0]), "+l"(inputs.counts[1]), "+l"(inputs.slot), "+l"(inputs.query));
-    asm volatile("" ::"l"(params.out), "l"(params.sinks), "r"(params.units_of_cta), "l"(params.lse_head_stride));
+    inputs.slot = at.multiplies() ? slot_pointer(params, at, at.split, Part<T, true>::column(at, 0)) : nullptr;
+    asm volatile("" : "+l"(inputs.counts[0]), "+l"(inputs.counts[1]), "+l"(inputs.slot));
+#pragma unroll
+    for (int group = 0; group < QueryLoader<T>::groups; ++group) {
+        inputs.query[group] = at.multiplies() ? QueryLoader<T>::pointer(params, at, group) : nullptr;
+        asm volatile("" : "+l"(inputs.query[group]));
+    }
     return inputs;
+}
+
+/// The first chunk's records, and the query's heads as halves: `first_barrier` ends when both are there.
+template <class T>
+__device__ void bring_inputs(const Params& params, const Place<T>& at, const Columns& columns, int slot,
+                             const QueryLoader<T>& query) {
+    using P = Part<T, true>;
+    static_assert(P::passes == 1);
+    const int number = columns.next(at.split);
+    int slots[1] = {slot};
+    if (number != at.split) load_slots<P>(params, at, number, slots);
+    gather_part<P>(params, at, columns, slots, number, 0, at.first_barrier());
+    //@ gathering
+    query.store(at);
+    fence_async_proxy();
+    __syncwarp();
+    if (at.lane == 0) arrive(at.first_barrier());
+    join_cluster(at, false);
+    //@ query
 }
 
 /// What the warps that multiply do.
 template <class T>
-__device__ void multiply(const Params& params, const Place<T>& at, const Columns& columns, QueryLoader<T>& query) {
+__device__ void multiply(const Params& params, const Place<T>& at, const Columns& columns, int slot,
+                         const QueryLoader<T>& query) {
     if (columns.splits == 0) return write_empty<T>(params, at);
     const bool sends = columns.has_split(at.split);
     const int senders = columns.num_splits();
     if (threadIdx.x == 0 && senders > 1) expect_partials(params, at, columns.weights_travel, senders - (sends ? 1 : 0));
-    if (!T::one_chunk) join_cluster(at, true);
     Partial<T> partial;
     FragmentA values[2][4];
     bool first = true;
     int stage = 0;
     if (sends) {
-        query.store_all(params, at);
-        fence_async_proxy();
-        sync_multipliers();  // the query is there
-        //@ query
+        bring_inputs(params, at, columns, slot, query);
         stage = add_chunks(params, at, columns, partial, values, first);
+    } else {
+        join_cluster(at, false);
     }
     if (columns.weights_travel) {
-        join_cluster(at, false);
-        return with_splits(at.splits, [&]<int kSplits>() {
-            write_by_weights<T, kSplits>(params, at, columns, sends, partial.running);
-        });
+        return with_splits(at.splits, [&]<int kSplits>() { write_by_weights<T, kSplits>(params, at, columns, sends); });
     }
     if (senders == 1) {
         add_values<T>(at, stage, first, partial.outputs, values, [](int) {});
-        return write_alone(params, at, columns, partial);
+        take(Handover::weights);
+        store_outputs<T>(params, at, partial.outputs);
+        //@ alone
+        return;
     }
-    if (sends)
-        exchange(params, at, stage, first, partial, values);
-    else
-        join_cluster(at, false);
+    if (sends) send_outputs(params, at, stage, first, partial, values);
     write_together<T>(params, at, columns);
 }
 
+/// What the other warps do: gather what is not the first chunk, and find what each split is worth.
 template <class T>
-__global__ void __launch_bounds__(threads(T::one_chunk), 1) decode(const __grid_constant__ Params params) {
+__device__ void help(const Params& params, const Place<T>& at, const Columns& columns) {
+    if (columns.splits == 0) return;
+    join_cluster(at, false);
+    if (columns.weights_travel) {
+        // Bulk copies of the first chunk come later if these are under way beside them, and are needed before.
+        if (params.gather == Gather::bulk && columns.has_split(at.split)) wait_mbarrier(at.first_barrier(), 0);
+        __syncwarp();
+        with_splits(at.splits, [&]<int kSplits>() { gather_slices<T, kSplits>(params, at, columns); });
+    }
+    const int chunks = gather_more(params, at, columns);
+    const bool together = columns.num_splits() > 1;
+    Statistics<T> statistics(params, at, columns);
+    if (columns.has_split(at.split)) {
+        take(Handover::sums);
+        //@@ sums
+        statistics.send(at, together);
+    }
+    if (together) wait_mbarrier(at.stats_barrier(), 0);
+    __syncwarp();
+    //@@ stats
+    statistics.weigh(params, at, columns);
+    bring(Handover::weights);
+    //@@ helped
+    if (!together || at.split == 0) statistics.write_lses(params, at);
+    if (!columns.weights_travel) wait_for_peers_to_leave(params, at, chunks);  // otherwise nobody tells
+}
+
+template <class T>
+__global__ void __launch_bounds__(threads, 1) decode(const __grid_constant__ Params params) {
     extern __shared__ __align__(1024) unsigned char shared[];
+    //@ entered
+    touch_params<T>(params, shared);
     const Place<T> at = place_of<T>(params, shared);
     set_up(params, at);
     const Inputs<T> inputs = find_inputs(params, at);
@@ -361,35 +449,28 @@ __global__ void __launch_bounds__(threads(T::one_chunk), 1) decode(const __grid_
     //@ start
     wait_for_prerequisite_grids();
     //@ waited
+    join_cluster(at, true);
     const int slot = load_slot(inputs.slot);
     QueryLoader<T> query;
     query.load(at, inputs.query);
     const Columns columns = columns_of_row(params, inputs, at.lane, at.split);
     if (!columns.concern(at.split)) return;
     //@ counts
-    if constexpr (T::one_chunk) {
-        join_cluster(at, true);
-        gather_chunks(params, at, columns, slot);
-        multiply(params, at, columns, query);
-    } else if (at.gathers()) {
-        if (T::heads > 16) keep_registers<40>();
-        gather_chunks(params, at, columns, slot);
+    if (at.multiplies()) {
+        if (T::heads > 16) take_registers<224>();  // 8 warps of 224 and 4 of 56 are what 12 of 168 are
+        multiply(params, at, columns, slot, query);
     } else {
-        if (T::heads > 16) take_registers<232>();  // 4 warps of 40 and 8 of 232 are what 12 of 168 are
-        multiply(params, at, columns, query);
+        if (T::heads > 16) keep_registers<56>();
+        help(params, at, columns);
     }
 }
 
 /// Calls visit(kernel) with the instantiation for these values. Throws Error (unsupported) where there is none.
 template <class Visit>
 void with_kernel(const Variant& variant, const Visit& visit) {
-    const auto with_chunks = [&]<int kHeads, int kDqk, Half kQuery, bool kTwoSources>() {
-        variant.one_chunk ? visit(decode<Tile<kHeads, kDqk, kQuery, kTwoSources, true>>)
-                          : visit(decode<Tile<kHeads, kDqk, kQuery, kTwoSources, false>>);
-    };
     const auto with_query = [&]<int kHeads, int kDqk, bool kTwoSources>() {
-        variant.bf16_query ? with_chunks.template operator()<kHeads, kDqk, Half::bf16, kTwoSources>()
-                           : with_chunks.template operator()<kHeads, kDqk, Half::f16, kTwoSources>();
+        variant.bf16_query ? visit(decode<Tile<kHeads, kDqk, Half::bf16, kTwoSources>>)
+                           : visit(decode<Tile<kHeads, kDqk, Half::f16, kTwoSources>>);
     };
     const auto with_sources = [&]<int kHeads, int kDqk>() {
         variant.two_sources ? with_query.template operator()<kHeads, kDqk, true>()

@@ -18,7 +18,6 @@ struct Variant {
     int d_qk;
     bool bf16_query;
     bool two_sources;
-    bool one_chunk;  ///< a CTA's part of a row is one chunk at most
 };
 
 struct SourceView {
@@ -32,6 +31,8 @@ struct SourceView {
     std::int32_t chunks;  ///< of the whole list: ceil(width / 64)
     std::int32_t num_slots;
     std::int32_t slots_per_page;
+    std::uint32_t page_multiplier;  ///< slot / slots_per_page = (slot * page_multiplier >> 32) >> page_shift
+    std::int32_t page_shift;
     std::int32_t page_size;  ///< slots of a page past this are absent
     float score_factor;      ///< from dot product to base-2 score, where no scale comes through a pointer
     float k_scale;
@@ -41,7 +42,9 @@ struct SourceView {
 struct Params {
     SourceView sources[2];  ///< the second one has no chunks where there is only one
     std::int32_t heads;
-    std::int32_t splits;              ///< CTAs of a cluster
+    std::int32_t splits;             ///< CTAs of a cluster
+    std::uint32_t split_multiplier;  ///< n / splits = (n * split_multiplier >> 32) >> split_shift, n below 2^31
+    std::int32_t split_shift;
     std::int32_t second_begin_split;  ///< of the first chunk of source 1: sources[0].chunks % splits
     std::int32_t units_of_cta;
     std::uint32_t owner_multiplier;  ///< unit / units_of_cta = unit * owner_multiplier >> 16

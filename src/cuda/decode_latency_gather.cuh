@@ -59,9 +59,9 @@ __device__ inline Factors factors_of(const Params& params, const SourceView& sou
 /// Where this thread reads first. Computed before the dependency wait, read after it.
 template <class T>
 struct Inputs {
-    const std::int32_t* counts[2];  ///< of this row; null: all columns
-    const std::int32_t* slot;       ///< of the CTA's first chunk; null: the list has no such column
-    const uint4* query;             ///< of this lane's head of the first 16
+    const std::int32_t* counts[2];      ///< of this row; null: all columns
+    const std::int32_t* slot;           ///< of the first chunk; null: the list has no such column, or a helper
+    const uint4* query[T::heads / 16];  ///< of this lane's head of each 16
 };
 
 __device__ inline const std::int32_t* count_of_row(const SourceView& source, int row) {
@@ -94,141 +94,175 @@ __device__ Columns columns_of_row(const Params& params, const Inputs<T>& inputs,
     }
     columns.splits = __ballot_sync(all_lanes, active && lane < params.splits);
     columns.weights_travel = params.transport == Transport::weights && columns.num_splits() > 1 &&
-                             (T::one_chunk || !__any_sync(all_lanes, more && lane < params.splits));
+                             !__any_sync(all_lanes, more && lane < params.splits);
     return columns;
 }
 
-/// Where the slot of column records_of_warp * i + lane % records_of_warp of a chunk, i the number of the gather warp,
-/// stands, null where the list ends. Does not look at counts: it need not wait for them.
+/// A warp's part of a chunk: `records` columns from `first` on, 8 at a time; four lanes share a record. The first chunk
+/// is shared out to the warps that multiply, the others to the helpers.
+template <class T, bool kFirst>
+struct Part {
+    static constexpr int records = chunk / (kFirst ? warps : helper_warps);
+    static constexpr int passes = records / 8;
+
+    /// Of the chunk, the column that this lane copies in a pass.
+    __device__ static int column(const Place<T>& at, int pass) {
+        return records * (kFirst ? at.warp : at.helper()) + 8 * pass + at.lane / 4;
+    }
+};
+
+/// Where the slot of a chunk's column stands, null where the list ends. Does not look at counts: it need not wait for
+/// them.
 template <class T>
-__device__ const std::int32_t* slot_pointer(const Params& params, const Place<T>& at, int number) {
+__device__ const std::int32_t* slot_pointer(const Params& params, const Place<T>& at, int number, int column) {
     const bool second = T::two_sources && number >= params.sources[0].chunks;
     if (second) number -= params.sources[0].chunks;
-    const int column = number * chunk + T::records_of_warp * at.gatherer() + at.lane % T::records_of_warp;
+    const int in_list = number * chunk + column;
     const std::int32_t* slots = second ? params.sources[1].slots : params.sources[0].slots;
     const std::int64_t stride = second ? params.sources[1].slots_row_stride : params.sources[0].slots_row_stride;
     const int width = second ? params.sources[1].width : params.sources[0].width;
-    return column < width ? slots + at.row * stride + column : nullptr;
+    return in_list < width ? slots + at.row * stride + in_list : nullptr;
 }
 
 __device__ inline int load_slot(const std::int32_t* pointer) { return pointer == nullptr ? -1 : load_global(pointer); }
 
-/// The records of a chunk that one gather warp brings to a stage: lane i has the slot of record i % records_of_warp.
-struct Records {
-    const std::byte* source;
-    int slot;            ///< 0 where absent
-    std::uint32_t mask;  ///< bit i: record i is present
+/// The slots that a warp needs for its part of a chunk.
+template <class P, class T>
+__device__ void load_slots(const Params& params, const Place<T>& at, int number, int (&slots)[P::passes]) {
+#pragma unroll
+    for (int pass = 0; pass < P::passes; ++pass)
+        slots[pass] = load_slot(slot_pointer(params, at, number, P::column(at, pass)));
+}
+
+/// What a column's slot names: nothing, or a record.
+struct Found {
+    bool present;
+    const std::byte* record;  ///< where absent, some record; not to be read
 };
 
 template <class T>
-__device__ Records records_of_chunk(const Params& params, const Place<T>& at, const Columns& columns, int slot,
-                                    int number) {
+__device__ Found find_record(const Params& params, const Columns& columns, int slot, int number, int column) {
     const bool second = T::two_sources && columns.is_second(number);
-    const int column = (second ? number - columns.second_begin : number) * chunk + T::records_of_warp * at.gatherer() +
-                       at.lane % T::records_of_warp;
+    const int in_list = (second ? number - columns.second_begin : number) * chunk + column;
     const int num_slots = second ? params.sources[1].num_slots : params.sources[0].num_slots;
-    bool present = column < (second ? columns.second_active : columns.first_active) &&
+    bool present = in_list < (second ? columns.second_active : columns.first_active) &&
                    static_cast<std::uint32_t>(slot) < static_cast<std::uint32_t>(num_slots);
     if (params.gaps) {
         const SourceView& source = params.sources[second ? 1 : 0];
-        present = present && slot % source.slots_per_page < source.page_size;
+        const auto page = static_cast<int>(__umulhi(slot, source.page_multiplier) >> source.page_shift);
+        present = present && slot - page * source.slots_per_page < source.page_size;
     }
-    constexpr std::uint32_t all_records = (1U << T::records_of_warp) - 1;
-    return {.source = second ? params.sources[1].records : params.sources[0].records,
-            .slot = present ? slot : 0,
-            .mask = __ballot_sync(all_lanes, present) & all_records};
+    const std::byte* records = second ? params.sources[1].records : params.sources[0].records;
+    return {present, records + std::int64_t{present ? slot : 0} * T::d_qk};
 }
 
-/// Gather::copies: 16 bytes a lane, absent records become zeros.
+/// Gather::copies: 512 bytes of a record by the whole warp at a time, then what is left of eight records. `found`: of
+/// record lane / 4, which goes to `to` + lane / 4 * pitch.
 template <class T>
-__device__ void copy_records(const Place<T>& at, const Records& records, SharedAddress to, int stage) {
-    std::int64_t offset[T::records_of_warp];  // all shuffles before the first copy: each costs its latency otherwise
+__device__ void copy_records(const Place<T>& at, const Found& found, SharedAddress to) {
+    const auto record = found.present ? reinterpret_cast<unsigned long long>(found.record) : 0;
 #pragma unroll
-    for (int i = 0; i < T::records_of_warp; ++i)
-        offset[i] = std::int64_t{__shfl_sync(all_lanes, records.slot, i)} * T::d_qk;
-    const std::byte* from = records.source + at.lane * 16;
-#pragma unroll
-    for (int i = 0; i < T::records_of_warp; ++i)
-        copy_16_async(to + i * T::pitch + at.lane * 16, from + offset[i], (records.mask >> i & 1) == 0);
+    for (int i = 0; i < 8; ++i) {
+        const unsigned long long from = __shfl_sync(all_lanes, record, 4 * i);
+        copy_16_async(to + i * T::pitch + at.lane * 16, reinterpret_cast<const std::byte*>(from) + at.lane * 16,
+                      from == 0);
+    }
     if constexpr (T::d_qk > 512) {
-        constexpr int rest = (T::d_qk - 512) / 16;  // pieces of each record that are left
-        constexpr int together = 32 / rest;         // records whose rest one warp copies at a time
-        const int byte = 512 + at.lane % rest * 16;
-#pragma unroll
-        for (int first = 0; first < T::records_of_warp; first += together) {
-            const int i = first + at.lane / rest;
-            const std::int64_t record = __shfl_sync(all_lanes, records.slot, i);
-            copy_16_async(to + i * T::pitch + byte, records.source + record * T::d_qk + byte,
-                          (records.mask >> i & 1) == 0);
-        }
+        static_assert(T::d_qk == 512 + 4 * 16);
+        const int byte = 512 + at.lane % 4 * 16;
+        copy_16_async(to + at.lane / 4 * T::pitch + byte, found.record + byte, !found.present);
     }
-    arrive_after_copies(at.full(stage));
-    if (at.lane == 0) arrive(at.full(stage));
 }
 
-/// Gather::bulk: a copy a record, issued by a lane each. The CTAs of a cluster that hold other tiles of heads need the
-/// same records: each of them fetches every tiles-th one for all.
+/// Gather::bulk: a copy a record, `issues` by a lane of each. The CTAs of a cluster that hold other tiles of heads need
+/// the same records: each of them fetches every tiles-th one for all.
 template <class T>
-__device__ void copy_records_bulk(const Place<T>& at, const Records& records, SharedAddress to, int stage) {
-    constexpr std::uint32_t all_records = (1U << T::records_of_warp) - 1;
-    for (std::uint32_t absent = ~records.mask & all_records; absent != 0; absent &= absent - 1)
-        for (int piece = at.lane; piece < T::d_qk / 16; piece += 32)
-            store_shared(to + (__ffs(absent) - 1) * T::pitch + piece * 16, uint4{0, 0, 0, 0});
-    __syncwarp();
-    if (at.lane == 0) arrive_expecting(at.full(stage), __popc(records.mask) * T::d_qk);
-    __syncwarp();
-    if (at.lane >= T::records_of_warp || (records.mask >> at.lane & 1) == 0) return;
-    const SharedAddress here = to + at.lane * T::pitch;
-    const std::byte* from = records.source + std::int64_t{records.slot} * T::d_qk;
-    if (at.tiles == 1) return copy_bulk_async(here, from, T::d_qk, at.full(stage));
-    if (at.lane % at.tiles != at.tile) return;
+__device__ void copy_record_bulk(const Place<T>& at, const Found& found, bool issues, int column, SharedAddress to,
+                                 SharedAddress barrier) {
+    if (!issues || column % at.tiles != at.tile) return;
+    if (at.tiles == 1) return copy_bulk_async(to, found.record, T::d_qk, barrier);
     std::uint32_t ctas = 0;
     for (int tile = 0; tile < at.tiles; ++tile) ctas |= 1U << (at.split + tile * at.splits);
-    copy_bulk_multicast(here, from, T::d_qk, at.full(stage), static_cast<std::uint16_t>(ctas));
+    copy_bulk_multicast(to, found.record, T::d_qk, barrier, static_cast<std::uint16_t>(ctas));
 }
 
-/// Starts the copies of a chunk's records into a stage, records_of_warp by each gather warp. `slot`: load_slot of this
-/// chunk.
-template <class T>
-__device__ void gather_chunk(const Params& params, const Place<T>& at, const Columns& columns, int slot, int number,
-                             int stage) {
-    const Records records = records_of_chunk(params, at, columns, slot, number);
-    const SharedAddress to = at.stages + stage * T::stage_bytes + T::records_of_warp * at.gatherer() * T::pitch;
-    if (at.lane == 0) store_shared_16(at.present(stage) + 2 * at.gatherer(), records.mask);
-    if (params.gather == Gather::copies)
-        copy_records(at, records, to, stage);
-    else
-        copy_records_bulk(at, records, to, stage);
+/// Starts the copies of this warp's part of a chunk into a stage; they arrive at `barrier`. `slots`: load_slots of this
+/// chunk. Absent records become zeros.
+template <class P, class T>
+__device__ void gather_part(const Params& params, const Place<T>& at, const Columns& columns,
+                            const int (&slots)[P::passes], int number, int stage, SharedAddress barrier) {
+    constexpr int pieces = T::d_qk / 64;  // of 16 bytes, of each of a record's lanes
+    const SharedAddress records = at.stages + stage * T::stage_bytes;
+    const bool leads = at.lane % 4 == 0;
+    Found found[P::passes];
+    int copies = 0;
+#pragma unroll
+    for (int pass = 0; pass < P::passes; ++pass) {
+        const int column = P::column(at, pass);
+        found[pass] = find_record<T>(params, columns, slots[pass], number, column);
+        const bool absent = !found[pass].present;
+        if (leads) store_shared_8(at.present(stage) + column, absent ? 0 : 1);
+        if (params.gather == Gather::copies) {
+            copy_records(at, found[pass], records + (column - at.lane / 4) * T::pitch);
+        } else {
+            copies += __popc(__ballot_sync(all_lanes, leads && !absent));
+#pragma unroll
+            for (int i = 0; i < pieces; ++i)
+                if (absent) store_shared(records + column * T::pitch + (at.lane % 4 + 4 * i) * 16, uint4{0, 0, 0, 0});
+        }
+    }
+    if (params.gather == Gather::copies) arrive_after_copies(barrier);
+    __syncwarp();  // what the lanes wrote
+    if (params.gather == Gather::copies) {
+        if (at.lane == 0) arrive(barrier);
+        return;
+    }
+    if (at.lane == 0) arrive_expecting(barrier, copies * T::d_qk);
+    __syncwarp();
+#pragma unroll
+    for (int pass = 0; pass < P::passes; ++pass) {
+        const int column = P::column(at, pass);
+        copy_record_bulk(at, found[pass], leads && found[pass].present, column, records + column * T::pitch, barrier);
+    }
 }
 
-/// Transport::weights: starts the copies of this CTA's dimensions of the records of all other splits.
+/// Transport::weights: starts the copies of this CTA's dimensions of the records of all other splits. A helper has 16
+/// records of each; half a warp finds those of one split, then the whole warp copies pieces of several.
 template <class T, int kSplits>
 __device__ void gather_slices(const Params& params, const Place<T>& at, const Columns& columns) {
     using S = Slices<T, kSplits>;
+    constexpr int records = chunk / helper_warps;
+    static_assert(records == 16);
     constexpr int pieces = S::dims / 16;   // of a record
-    constexpr int together = 32 / pieces;  // records of which one warp copies pieces at a time
-    static_assert(T::records_of_warp % together == 0);
-    int slots[kSplits - 1];
+    constexpr int together = 32 / pieces;  // records of which the warp copies pieces at a time
+    constexpr int pairs = kSplits / 2;     // of splits; the last one has only one
+    const auto split_of = [&](int other) { return other + (other < at.split ? 0 : 1); };
+    const int column = records * at.helper() + at.lane % 16;
+    int slots[pairs], numbers[pairs];
 #pragma unroll
-    for (int i = 0; i + 1 < kSplits; ++i) {
-        const int split = i + (i < at.split ? 0 : 1);
-        const int number = columns.first_of_split(params, split);
-        slots[i] = columns.has_split(split) ? load_slot(slot_pointer(params, at, number)) : -1;
+    for (int pair = 0; pair < pairs; ++pair) {
+        const int split = split_of(2 * pair + at.lane / 16);
+        numbers[pair] = columns.first_of_split(params, split);
+        slots[pair] = columns.has_split(split) ? load_slot(slot_pointer(params, at, numbers[pair], column)) : -1;
     }
+    const int row = records * at.helper() + at.lane / pieces;
 #pragma unroll
-    for (int i = 0; i + 1 < kSplits; ++i) {
-        const int split = i + (i < at.split ? 0 : 1);
-        if (!columns.has_split(split)) continue;
-        const Records records = records_of_chunk(params, at, columns, slots[i], columns.first_of_split(params, split));
-        const std::byte* from = records.source + at.split * S::dims + at.lane % pieces * 16;
-        const SharedAddress to = S::slice(at, split) +
-                                 (T::records_of_warp * at.gatherer() + at.lane / pieces) * S::pitch +
-                                 at.lane % pieces * 16;
+    for (int pair = 0; pair < pairs; ++pair) {
+        const Found found = find_record<T>(params, columns, slots[pair], numbers[pair], column);
+        const auto record = found.present ? reinterpret_cast<unsigned long long>(found.record + at.split * S::dims) : 0;
 #pragma unroll
-        for (int first = 0; first < T::records_of_warp; first += together) {
-            const int record = first + at.lane / pieces;
-            const std::int64_t slot = __shfl_sync(all_lanes, records.slot, record);
-            copy_16_async(to + first * S::pitch, from + slot * T::d_qk, (records.mask >> record & 1) == 0);
+        for (int half = 0; half < 2; ++half) {
+            if (2 * pair + half == kSplits - 1) break;
+            const int split = split_of(2 * pair + half);
+            if (!columns.has_split(split)) continue;
+            const SharedAddress to = S::slice(at, split) + row * S::pitch + at.lane % pieces * 16;
+#pragma unroll
+            for (int first = 0; first < records; first += together) {
+                const int lane = 16 * half + first + at.lane / pieces;
+                const unsigned long long from = __shfl_sync(all_lanes, record, lane);
+                copy_16_async(to + first * S::pitch, reinterpret_cast<const std::byte*>(from) + at.lane % pieces * 16,
+                              from == 0);
+            }
         }
     }
     arrive_after_copies(at.slices_barrier());
@@ -243,8 +277,11 @@ struct QueryLoader {
     static constexpr int rounds = (jobs_of_heads + warps - 1) / warps;  ///< of one group of 16 heads
     static constexpr int words = T::query_half == Half::f16 ? 1 : 2;    ///< of 16 bytes
 
-    uint4 loaded[rounds][words];
+    static constexpr int groups = T::heads / 16;
 
+    uint4 loaded[groups][rounds][words];
+
+    /// Where this lane's head of a group starts for it, null past the row's heads.
     __device__ static const uint4* pointer(const Params& params, const Place<T>& at, int group) {
         const int head = at.first_head + 16 * group + at.lane / 2;
         if (head >= params.heads) return nullptr;
@@ -253,38 +290,33 @@ struct QueryLoader {
                (2 * at.warp + at.lane % 2) * words;
     }
 
-    __device__ void load(const Place<T>& at, const uint4* from) {
+    __device__ void load(const Place<T>& at, const uint4* const (&from)[groups]) {
 #pragma unroll
-        for (int round = 0; round < rounds; ++round)
+        for (int group = 0; group < groups; ++group)
 #pragma unroll
-            for (int i = 0; i < words; ++i)
-                loaded[round][i] = from != nullptr && round * warps + at.warp < jobs_of_heads
-                                       ? load_global(from + round * warps * 2 * words + i)
-                                       : uint4{0, 0, 0, 0};
+            for (int round = 0; round < rounds; ++round)
+#pragma unroll
+                for (int i = 0; i < words; ++i)
+                    loaded[group][round][i] = from[group] != nullptr && round * warps + at.warp < jobs_of_heads
+                                                  ? load_global(from[group] + round * warps * 2 * words + i)
+                                                  : uint4{0, 0, 0, 0};
     }
 
-    __device__ void store(const Place<T>& at, int group) const {
-        const int head = 16 * group + at.lane / 2;
+    /// All heads of the CTA to shared memory.
+    __device__ void store(const Place<T>& at) const {
         const SharedAddress to = at.base + T::layout.query + (2 * at.warp + at.lane % 2) * T::query_step_bytes;
 #pragma unroll
-        for (int round = 0; round < rounds; ++round) {
-            if (round * warps + at.warp >= jobs_of_heads) break;
-            uint4 low, high;
-            split_pairs(loaded[round], low, high);
-            const SharedAddress step = to + round * warps * 2 * T::query_step_bytes;
-            store_shared(step + T::QueryTile::byte(head, 0), low);
-            store_shared(step + T::QueryTile::byte(head, 1), high);
-        }
-    }
-
-    /// All heads of the CTA; `loaded` holds the first 16.
-    __device__ void store_all(const Params& params, const Place<T>& at) {
-        store(at, 0);
-#pragma unroll 1
-        for (int group = 1; group < T::heads / 16; ++group) {
-            load(at, pointer(params, at, group));
-            store(at, group);
-        }
+        for (int group = 0; group < groups; ++group)
+#pragma unroll
+            for (int round = 0; round < rounds; ++round) {
+                if (round * warps + at.warp >= jobs_of_heads) break;
+                const int head = 16 * group + at.lane / 2;
+                uint4 low, high;
+                split_pairs(loaded[group][round], low, high);
+                const SharedAddress step = to + round * warps * 2 * T::query_step_bytes;
+                store_shared(step + T::QueryTile::byte(head, 0), low);
+                store_shared(step + T::QueryTile::byte(head, 1), high);
+            }
     }
 
    private:

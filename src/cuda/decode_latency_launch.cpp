@@ -1,4 +1,5 @@
 // From a checked call to decode_latency's parameters and its launch.
+#include <bit>
 #include <limits>
 
 #include "cuda/decode_latency.h"
@@ -20,12 +21,27 @@ Variant variant_of(const Plan& plan) {
     return {.heads = plan.tiling->heads,
             .d_qk = static_cast<int>(d_qk(plan.problem)),
             .bf16_query = plan.problem.query_dtype == DType::bf16,
-            .two_sources = plan.problem.sources.size() == 2,
-            .one_chunk = has_one_chunk(plan)};
+            .two_sources = plan.problem.sources.size() == 2};
 }
+
+/// page_multiplier and page_shift for slots below 2^31 (Granlund and Montgomery: 2^(31 + s) / d rounded up, s = log2 d
+/// rounded up).
+struct Divider {
+    explicit Divider(std::int64_t divisor) {
+        const int log2 = std::bit_width(static_cast<std::uint64_t>(divisor - 1));
+        multiplier = static_cast<std::uint32_t>(((std::uint64_t{1} << (31 + log2)) + divisor - 1) / divisor);
+        shift = log2 - 1;
+    }
+    std::uint32_t multiplier;
+    int shift;
+};
 
 SourceView view_of(const SourceParams& source, const DecodeParams& call) {
     const CacheView& cache = source.cache;
+    const bool gaps = cache.slot_step() > cache.page_size;
+    // Without gaps: one page that holds every slot.
+    const std::int64_t slots_per_page = gaps ? cache.slot_step() : std::numeric_limits<std::int32_t>::max();
+    const Divider divider(slots_per_page);
     return {.records = static_cast<const std::byte*>(cache.data),
             .slots = source.slots,
             .counts = source.counts,
@@ -35,8 +51,10 @@ SourceView view_of(const SourceParams& source, const DecodeParams& call) {
             .width = static_cast<std::int32_t>(source.width),
             .chunks = static_cast<std::int32_t>((source.width + chunk - 1) / chunk),
             .num_slots = static_cast<std::int32_t>(cache.num_slots()),
-            .slots_per_page = static_cast<std::int32_t>(cache.slot_step()),
-            .page_size = static_cast<std::int32_t>(cache.page_size),
+            .slots_per_page = static_cast<std::int32_t>(slots_per_page),
+            .page_multiplier = divider.multiplier,
+            .page_shift = divider.shift,
+            .page_size = static_cast<std::int32_t>(gaps ? cache.page_size : slots_per_page),
             .score_factor = static_cast<float>(call.softmax_scale * log2_e * call.q_scale.value * source.k_scale.value),
             .k_scale = source.k_scale.value,
             .k_scale_pointer = source.k_scale.pointer};
@@ -81,6 +99,10 @@ Params params_of(const DecodeParams& call) {
     Params params{};
     params.heads = static_cast<std::int32_t>(call.heads);
     params.splits = schedule.splits;
+    // One split: divided by 2^31 - 1 instead; the kernel does not divide then.
+    const Divider splits(schedule.splits > 1 ? schedule.splits : std::numeric_limits<std::int32_t>::max());
+    params.split_multiplier = splits.multiplier;
+    params.split_shift = splits.shift;
     params.units_of_cta = units_of_cta(schedule.splits);
     params.owner_multiplier = static_cast<std::uint32_t>((65536 + params.units_of_cta - 1) / params.units_of_cta);
     params.stages = plan.tiling->stages;

@@ -7,42 +7,16 @@
 
 namespace sparsemla::detail::latency {
 
-/// Every lane's share of the warp's sums to their total, in all lanes; the heads' shuffles overlap.
+/// Maxima and each lane's share of the sums of this CTA's columns, for the helpers.
 template <class T>
-__device__ void sum_lanes(Running (&running)[T::heads_of_warp]) {
+__device__ void publish_sums(const Place<T>& at, const Running (&running)[T::heads_of_warp]) {
 #pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2)
-#pragma unroll
-        for (Running& head : running) head.sum += __shfl_xor_sync(all_lanes, head.sum, distance);
-}
-
-/// The maximum and sum of head `i` of the warp, i different between lanes.
-template <class T>
-__device__ float2 stats_of_lane(const Running (&running)[T::heads_of_warp], int i) {
-    float2 stats = {running[0].max, running[0].sum};
-#pragma unroll
-    for (int j = 1; j < T::heads_of_warp; ++j)
-        if (i == j) stats = {running[j].max, running[j].sum};
-    return stats;
-}
-
-/// The warp's maxima and sums to every CTA of the cluster, a lane for each head and CTA.
-template <class T>
-__device__ void send_stats(const Params& params, const Place<T>& at, const Running (&running)[T::heads_of_warp]) {
-    static_assert(T::heads_of_warp <= 16);
-    constexpr int ctas = 32 / T::heads_of_warp;  // served at a time
-    const int i = at.lane % T::heads_of_warp;
-    const float2 stats = stats_of_lane<T>(running, i);
-    const SharedAddress to = at.stats(at.split, T::heads_of_warp * at.warp + i);
-    const SharedAddress barrier = at.stats_barrier();
-#pragma unroll
-    for (int first = 0; first < max_splits; first += ctas) {
-        const int cta = first + at.lane / T::heads_of_warp;
-        if (cta == at.split)
-            store_shared(to, stats.x, stats.y);
-        else if (cta < at.splits)
-            store_async(map_to_cta(to, at.cta(cta)), stats.x, stats.y, map_to_cta(barrier, at.cta(cta)));
+    for (int i = 0; i < T::heads_of_warp; ++i) {
+        const int head = T::heads_of_warp * at.warp + i;
+        store_shared(at.sums(head, at.lane), running[i].sum);
+        if (at.lane == 0) store_shared(at.maximum(head), running[i].max);
     }
+    bring(Handover::sums);
 }
 
 /// Units of the output that this CTA merges.
@@ -129,11 +103,16 @@ __device__ void send_weights(const Place<T>& at) {
     }
 }
 
+/// A head's sink in base 2, -inf where there is none.
+__device__ inline float sink_of(const Params& params, int head) {
+    return params.sinks == nullptr || head >= params.heads ? -INFINITY
+                                                           : params.sinks[head * params.sinks_stride] * 1.44269504F;
+}
+
 /// out_scale / (l + 2^(sink - max)): the larger of max and sink is the reference, so that neither power overflows.
-__device__ inline float output_factor(const Params& params, int head, float max, float sum) {
+__device__ inline float output_factor(const Params& params, float sink, float max, float sum) {
     if (sum == 0) return 0;  // no column: +0, whatever the sink
-    if (params.sinks == nullptr) return params.out_scale * reciprocal_approximate(sum);
-    const float sink = params.sinks[head * params.sinks_stride] * 1.44269504F;
+    if (sink == -INFINITY) return params.out_scale * reciprocal_approximate(sum);
     if (sink > max) {
         const float weight = exp2_approximate(max - sink);
         return params.out_scale * (weight * reciprocal_approximate(sum * weight + 1.0F));
@@ -156,39 +135,93 @@ __device__ float value_factor_of_split(const Params& params, const Columns& colu
     return factors_of(params, source).values * params.inverse_p_scale;
 }
 
-/// What two lanes' halves of a warp agree on: reductions over the 16 lanes of a half, as far as there are splits.
+/// Combines the values of a head's 8 lanes; every lane gets the result.
 template <class Combine>
-__device__ float over_splits(float value, int splits, const Combine& combine) {
+__device__ float over_lanes_of_head(float value, const Combine& combine) {
 #pragma unroll
-    for (int distance = 1; distance < max_splits; distance *= 2)
-        if (distance < splits) value = combine(value, __shfl_xor_sync(all_lanes, value, distance));
+    for (int distance = 1; distance < 8; distance *= 2)
+        value = combine(value, __shfl_xor_sync(all_lanes, value, distance));
     return value;
 }
 
-/// The warp's heads of the row from the stats of their splits: lse, and what each split's sums are worth in the output.
-/// Half a warp a head, a lane a split.
-template <class T>
-__device__ void weigh_splits(const Params& params, const Place<T>& at, const Columns& columns, bool writes_lse) {
-    static_assert(max_splits == 16 && T::heads_of_warp % 2 == 0);
-    const int split = at.lane % 16;
-    const bool mine = (columns.splits >> split & 1) != 0;
-    const float value_factor = value_factor_of_split<T>(params, columns, split);
-#pragma unroll
-    for (int i = 0; i < T::heads_of_warp; i += 2) {
-        const int head = T::heads_of_warp * at.warp + i + at.lane / 16;
-        const int head_of_row = at.first_head + head;
-        const float2 stats = mine ? load_shared<float2>(at.stats(split, head)) : float2{-INFINITY, 0};
-        // Lanes past the splits hold the identity, and the lanes below them do not look there.
-        const float max = __shfl_sync(
-            all_lanes, over_splits(stats.x, at.splits, [](float x, float y) { return fmaxf(x, y); }), at.lane & 16);
-        const float weight = stats.x == -INFINITY ? 0 : exp2_approximate(stats.x - max);
-        const float sum = __shfl_sync(
-            all_lanes, over_splits(weight * stats.y, at.splits, [](float x, float y) { return x + y; }), at.lane & 16);
-        const float factor = head_of_row < params.heads ? output_factor(params, head_of_row, max, sum) : 0;
-        if (mine) store_shared(at.weight(split, head), weight * value_factor * factor);
-        if (writes_lse && split == 0 && head_of_row < params.heads) write_lse(params, at.row, head_of_row, max, sum);
-    }
+__device__ inline float sum_over_lanes_of_head(float value) {
+    return over_lanes_of_head(value, [](float x, float y) { return x + y; });
 }
+
+/// What the helpers do at the end: sums of this CTA's columns to all CTAs of the row, and from those of all splits what
+/// each split's partial outputs are worth. 8 lanes a head, of two splits each; 4 heads a warp at a time.
+template <class T>
+struct Statistics {
+    static_assert(max_splits == 16 && T::heads % (4 * helper_warps) == 0);
+    static constexpr int rounds = T::heads / (4 * helper_warps);
+
+    int lane;                            ///< of the head
+    int heads[rounds];                   ///< of the tile
+    float sinks[rounds];                 ///< base 2
+    float value_factors[2];              ///< of splits lane and lane + 8
+    float maxima[rounds], sums[rounds];  ///< of the row
+
+    /// All that can be known before the sums.
+    __device__ Statistics(const Params& params, const Place<T>& at, const Columns& columns) : lane(at.lane % 8) {
+#pragma unroll
+        for (int i = 0; i < rounds; ++i) {
+            heads[i] = 4 * helper_warps * i + 4 * at.helper() + at.lane / 8;
+            sinks[i] = sink_of(params, at.first_head + heads[i]);
+        }
+#pragma unroll
+        for (int i = 0; i < 2; ++i) value_factors[i] = value_factor_of_split<T>(params, columns, lane + 8 * i);
+    }
+
+    /// This CTA's maxima and sums to every CTA of the row; or only to itself, where no other has columns.
+    __device__ void send(const Place<T>& at, bool to_others) const {
+#pragma unroll
+        for (int i = 0; i < rounds; ++i) {
+            const float4 shares = load_shared<float4>(at.sums(heads[i], 4 * lane));
+            const float sum = sum_over_lanes_of_head((shares.x + shares.y) + (shares.z + shares.w));
+            const float max = load_shared<float>(at.maximum(heads[i]));
+            const SharedAddress to = at.stats(at.split, heads[i]);
+#pragma unroll
+            for (int cta = lane; cta < max_splits; cta += 8) {
+                if (cta == at.split)
+                    store_shared(to, max, sum);
+                else if (to_others && cta < at.splits)
+                    store_async(map_to_cta(to, at.cta(cta)), max, sum, map_to_cta(at.stats_barrier(), at.cta(cta)));
+            }
+        }
+    }
+
+    /// The splits' weights to shared memory, once the stats of all are there.
+    __device__ void weigh(const Params& params, const Place<T>& at, const Columns& columns) {
+#pragma unroll
+        for (int i = 0; i < rounds; ++i) {
+            float2 stats[2];
+#pragma unroll
+            for (int j = 0; j < 2; ++j)
+                stats[j] = columns.has_split(lane + 8 * j) ? load_shared<float2>(at.stats(lane + 8 * j, heads[i]))
+                                                           : float2{-INFINITY, 0};
+            const float max =
+                over_lanes_of_head(fmaxf(stats[0].x, stats[1].x), [](float x, float y) { return fmaxf(x, y); });
+            float weight[2];
+#pragma unroll
+            for (int j = 0; j < 2; ++j) weight[j] = stats[j].x == -INFINITY ? 0 : exp2_approximate(stats[j].x - max);
+            const float sum = sum_over_lanes_of_head(weight[0] * stats[0].y + weight[1] * stats[1].y);
+            const float factor = output_factor(params, sinks[i], max, sum);
+#pragma unroll
+            for (int j = 0; j < 2; ++j)
+                if (columns.has_split(lane + 8 * j))
+                    store_shared(at.weight(lane + 8 * j, heads[i]), weight[j] * value_factors[j] * factor);
+            maxima[i] = max;
+            sums[i] = sum;
+        }
+    }
+
+    __device__ void write_lses(const Params& params, const Place<T>& at) const {
+#pragma unroll
+        for (int i = 0; i < rounds; ++i)
+            if (lane == 0 && at.first_head + heads[i] < params.heads)
+                write_lse(params, at.row, at.first_head + heads[i], maxima[i], sums[i]);
+    }
+};
 
 /// Dimensions dim, dim + 1 of a head, wherever the output's type, strides and alignment allow only single elements.
 __device__ inline void store_elements(const Params& params, std::int64_t element, float x, float y) {
@@ -311,7 +344,7 @@ __device__ void merge_units(const Params& params, const Place<T>& at, std::uint3
     for (int job = at.warp; job < units_here(params, at.split) * T::quads; job += 2 * warps) {
         const MergeJob jobs[2] = {merge_job(params, at, job), merge_job(params, at, job + warps)};
         float4 sums[2] = {};
-        for (int first = 0; first < at.splits; first += 4) add_splits<T, 4>(jobs, first, split_bytes, splits, sums);
+        for (int first = 0; first < at.splits; first += 8) add_splits<T, 8>(jobs, first, split_bytes, splits, sums);
 #pragma unroll
         for (int j = 0; j < 2; ++j)
             if (jobs[j].exists) store_quad(params, to, jobs[j].unit, jobs[j].quad, sums[j]);

@@ -18,22 +18,21 @@ template <int kHeads>
 struct SmallShared {
     std::uint64_t stats_barrier;
     std::uint64_t outputs_barrier;
-    std::uint64_t slices_barrier;              ///< the slices of the other splits' records are there
-    std::uint64_t full[max_stages];            ///< the stage holds a chunk
-    std::uint64_t empty[max_stages];           ///< nobody reads the stage any more
-    std::uint16_t present[max_stages][warps];  ///< bit i: column i of the gather warp's names a record
-    float2 stats[max_splits][kHeads];          ///< of each split: maximum (log2), sum
-    float weight[max_splits][kHeads];          ///< of each split's sums in the output
-    float keep[kHeads];                        ///< what older sums are worth after this chunk raised the maximum
+    std::uint64_t slices_barrier;             ///< the slices of the other splits' records are there
+    std::uint64_t first_barrier;              ///< the first chunk is there
+    std::uint64_t full[max_stages];           ///< chunk i + 1, i + 1 + max_stages .. is there
+    std::uint64_t empty[max_stages];          ///< nobody reads the stage any more
+    std::uint8_t present[max_stages][chunk];  ///< of the stage's chunk: 1 where the column names a record
+    float sums[kHeads][32];                   ///< of P before rounding, each lane's share
+    float maxima[kHeads];
+    float2 stats[max_splits][kHeads];  ///< of each split: maximum (log2), sum
+    float weight[max_splits][kHeads];  ///< of each split's sums in the output
+    float keep[kHeads];                ///< what older sums are worth after this chunk raised the maximum
 };
 
-template <int kHeads, int kDqk, Half kQuery, bool kTwoSources, bool kOneChunk>
+template <int kHeads, int kDqk, Half kQuery, bool kTwoSources>
 struct Tile {
     static constexpr bool two_sources = kTwoSources;
-    static constexpr bool one_chunk = kOneChunk;
-    static constexpr int gatherers = kOneChunk ? warps : gather_warps;  ///< warps that gather
-    static constexpr int first_gatherer = kOneChunk ? 0 : warps;
-    static constexpr int records_of_warp = chunk / gatherers;  ///< of each of them
     static constexpr int heads = kHeads;
     static constexpr int d_qk = kDqk;
     static constexpr Half query_half = kQuery;
@@ -66,9 +65,8 @@ struct Place {
     int tiles;   ///< of the cluster
     int warp, lane;
 
-    __device__ bool gathers() const { return warp >= T::first_gatherer; }
     __device__ bool multiplies() const { return warp < warps; }
-    __device__ int gatherer() const { return warp - T::first_gatherer; }
+    __device__ int helper() const { return warp - warps; }
 
     /// The number in the cluster of the CTA that has this split of this tile.
     __device__ int cta(int of_split) const { return of_split + tile * splits; }
@@ -80,11 +78,16 @@ struct Place {
     __device__ SharedAddress stats_barrier() const { return base + offsetof(typename T::Small, stats_barrier); }
     __device__ SharedAddress outputs_barrier() const { return base + offsetof(typename T::Small, outputs_barrier); }
     __device__ SharedAddress slices_barrier() const { return base + offsetof(typename T::Small, slices_barrier); }
-    __device__ SharedAddress full(int stage) const { return base + offsetof(typename T::Small, full) + stage * 8; }
+    __device__ SharedAddress first_barrier() const { return base + offsetof(typename T::Small, first_barrier); }
+    __device__ SharedAddress full(int i) const { return base + offsetof(typename T::Small, full) + i * 8; }
     __device__ SharedAddress empty(int stage) const { return base + offsetof(typename T::Small, empty) + stage * 8; }
     __device__ SharedAddress present(int stage) const {
-        return base + offsetof(typename T::Small, present) + stage * warps * 2;
+        return base + offsetof(typename T::Small, present) + stage * chunk;
     }
+    __device__ SharedAddress sums(int head, int lane_of_head) const {
+        return base + offsetof(typename T::Small, sums) + (head * 32 + lane_of_head) * 4;
+    }
+    __device__ SharedAddress maximum(int head) const { return base + offsetof(typename T::Small, maxima) + head * 4; }
     __device__ SharedAddress stats(int of_split, int head) const {
         return base + offsetof(typename T::Small, stats) + (of_split * T::heads + head) * 8;
     }
@@ -124,5 +127,19 @@ struct Slices {
 
 /// Of the warps that multiply.
 __device__ inline void sync_multipliers() { sync_threads(1, 32 * warps); }
+
+/// From one side to the other: those that bring something arrive, those that need it wait.
+enum class Handover : std::uint8_t {
+    sums = 2,    ///< maxima and sums of this CTA's columns, to the helpers
+    weights = 3  ///< what each split is worth, to the warps that multiply
+};
+__device__ inline void bring(Handover what) {
+    __syncwarp();  // a warp arrives once
+    arrive_at_threads(static_cast<int>(what), threads);
+}
+__device__ inline void take(Handover what) {
+    __syncwarp();
+    sync_threads(static_cast<int>(what), threads);
+}
 
 }  // namespace sparsemla::detail::latency

@@ -229,7 +229,8 @@ __global__ void shared_kernel(uint4* words, float4* loaded) {
         device::store_shared(base + 32 + 8, 5.0F, 6.0F);
         device::store_shared(base + 48 + 4, std::uint32_t{0xDEADBEEF});
         device::store_shared(base + 64 + 12, 7.0F);
-        device::store_shared_16(base + 80 + 6, 0x1ABCD);
+        device::store_shared_8(base + 80 + 6, 0x1CD);
+        device::store_shared_8(base + 80 + 7, 0x2AB);
     }
     __syncwarp();
     if (lane < 8) words[lane] = shared[lane];

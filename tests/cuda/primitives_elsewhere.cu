@@ -39,7 +39,7 @@ __global__ void use_copies(const uint4* from, const std::int32_t* word, std::uin
     store_shared(base + 544, 1.0F, 2.0F);
     store_shared(base + 552, std::uint32_t{5});
     store_shared(base + 556, 6.0F);
-    store_shared_16(base + 560, load_shared_16(base));
+    store_shared_8(base + 560, load_shared_16(base));
     if (threadIdx.x == 0) {
         arrive_expecting(barrier, 64);
         copy_bulk_async(base + 640, from, 64, barrier);

@@ -17,6 +17,11 @@ __device__ inline void sync_threads(int barrier, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
+// The same without waiting: `threads` are those that arrive and those that wait (sync_threads).
+__device__ inline void arrive_at_threads(int barrier, int threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
 // Registers of each thread of this warpgroup from here on: fewer are given back, more are waited for. sm_90a only.
 template <int kRegisters>
 __device__ inline void keep_registers() {
@@ -49,6 +54,11 @@ __device__ inline std::uint32_t cta_of_cluster_y() {
     std::uint32_t index;
     asm("mov.u32 %0, %%cluster_ctaid.y;" : "=r"(index));
     return index;
+}
+__device__ inline std::uint32_t cta_of_cluster() {
+    std::uint32_t rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
 }
 __device__ inline std::uint32_t cluster_of_grid_x() {
     std::uint32_t index;

@@ -49,7 +49,7 @@ __device__ inline uint4 load_global(const uint4* from) {
     return value;
 }
 
-// 2, 8 and 16 bytes of this CTA's shared memory.
+// 2, 4, 8 and 16 bytes of this CTA's shared memory.
 template <class Value>
 __device__ Value load_shared(SharedAddress from);
 template <>
@@ -68,13 +68,19 @@ __device__ inline float4 load_shared(SharedAddress from) {
     return value;
 }
 
+template <>
+__device__ inline float load_shared(SharedAddress from) {
+    float value;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(from) : "memory");
+    return value;
+}
 __device__ inline std::uint32_t load_shared_16(SharedAddress from) {
     std::uint16_t value;
     asm volatile("ld.shared.u16 %0, [%1];" : "=h"(value) : "r"(from) : "memory");
     return value;
 }
 
-// 16, 8, 4 and 2 bytes to this CTA's shared memory.
+// 16, 8, 4 and 1 bytes to this CTA's shared memory.
 __device__ inline void store_shared(SharedAddress to, const uint4& value) {
     asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(value.x), "r"(value.y), "r"(value.z),
                  "r"(value.w)
@@ -93,8 +99,8 @@ __device__ inline void store_shared(SharedAddress to, std::uint32_t value) {
 __device__ inline void store_shared(SharedAddress to, float value) {
     asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(value) : "memory");
 }
-__device__ inline void store_shared_16(SharedAddress to, std::uint32_t value) {
-    asm volatile("st.shared.b16 [%0], %1;" ::"r"(to), "h"(static_cast<std::uint16_t>(value)) : "memory");
+__device__ inline void store_shared_8(SharedAddress to, std::uint32_t value) {
+    asm volatile("st.shared.u8 [%0], %1;" ::"r"(to), "r"(value) : "memory");
 }
 
 // Four 8 x 8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8.
