@@ -326,6 +326,9 @@ LaunchShape latency_launch(const Plan& plan, std::int64_t rows) {
                         .stages = plan.tiling->stages,
                         .cluster_tiles = plan.tiling->cluster_tiles,
                         .transport = plan.tiling->transport};
+    // The kernel would wait for itself: it multiplies one chunk's values once the next one is there.
+    if (layout.stages == 1 && !has_one_chunk(plan))
+        throw Error(ErrorKind::invalid_argument, "stages", "2 or more where a split has more than one chunk", "1");
     return {.grid_x = rows * layout.splits,
             .grid_y = clusters_of_row(plan.problem, layout) * layout.cluster_tiles,
             .cluster = layout.splits,

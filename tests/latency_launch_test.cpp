@@ -311,6 +311,15 @@ TEST_F(LatencyLaunch, PlansForTheUsualColumns) {
     expect_refused(problem, h200(), {.usual_columns = 0}, "usual_columns must be at least 1, got 0");
 }
 
+// What would never end is not launched, whoever made the plan.
+TEST_F(LatencyLaunch, OneStageForTwoChunksIsNoLaunch) {
+    Plan plan = make_plan(problem_of(2, 16, {64}), h200());
+    ASSERT_EQ(plan.tiling->stages, 1);
+    EXPECT_NO_THROW(detail::latency_launch(plan, 2));
+    plan.problem.sources[0].width = 65;
+    EXPECT_THROW(detail::latency_launch(plan, 2), Error);
+}
+
 // What travels is P wherever that can be, and partial outputs elsewhere.
 TEST_F(LatencyLaunch, TransportOfASplitCount) {
     for (int splits = 1; splits <= latency::max_splits; ++splits) {
@@ -383,8 +392,11 @@ TEST_F(LatencyLaunch, ShrinksToTheSharedMemory) {
         }
     }
     DeviceSpec device = h200();
+    device.shared_memory_bytes = 160 << 10;
+    EXPECT_EQ(make_plan(problem_of(4, 128, {2048}), device).tiling->heads, 16);
     device.shared_memory_bytes = 100 << 10;
-    EXPECT_TRUE(supports(problem_of(4, 128, {2048}), device));
+    EXPECT_TRUE(supports(problem_of(4, 128, {64}), device));
+    expect_refused(problem_of(4, 128, {2048}), device, {.splits = 2}, "tile_heads and stages must be such that");
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

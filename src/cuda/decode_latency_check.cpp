@@ -24,25 +24,27 @@ constexpr float poison = -77.0F;
 /// Two at most: more need more shared memory in some tilings.
 int splits_of(const Plan& plan) { return std::min(plan.schedule.splits, 2); }
 
-/// Active columns of each source for which a split has one chunk at most.
-std::int64_t few_columns(const Plan& plan) {
-    return splits_of(plan) * latency::chunk / static_cast<std::int64_t>(plan.problem.sources.size()) - 5;
+/// Sources with columns, the first ones: one split's one chunk is of one source.
+int sources_of(const Plan& plan) {
+    return has_one_chunk(plan) && splits_of(plan) == 1 ? 1 : static_cast<int>(plan.problem.sources.size());
 }
+
+/// Active columns of each of them for which a split has one chunk at most.
+std::int64_t few_columns(const Plan& plan) { return splits_of(plan) * latency::chunk / sources_of(plan) - 5; }
 
 /// Columns of each source's list: a split has one chunk at most, or more.
 std::int64_t columns_of(const Plan& plan) { return has_one_chunk(plan) ? few_columns(plan) : 3 * latency::chunk - 5; }
 
 /// The plan's kernel and tiling for the check's step.
 Plan plan_of_check(const Plan& plan) {
-    const std::int64_t columns = columns_of(plan);
     Plan check = plan;
     check.problem.rows = 1;
     check.problem.heads = heads;
     check.problem.out_dtype = DType::f32;
     check.problem.lse = true;
     check.problem.lse_base = LseBase::natural;
-    for (SourceProblem& source : check.problem.sources) {
-        source.width = columns;
+    for (int i = 0; SourceProblem & source : check.problem.sources) {
+        source.width = i++ < sources_of(plan) ? columns_of(plan) : 0;
         source.count_offset = 0;
     }
     check.schedule.splits = splits_of(plan);
@@ -150,7 +152,7 @@ void set_sources(DecodeParams& call, const Plan& check, const DeviceCopy& record
         source.cache.record = planned.record;
         source.cache.data = records.as<std::byte>();
         source.cache.pages = 1;
-        source.cache.page_size = planned.width;
+        source.cache.page_size = check.problem.sources[0].width;
         source.slots = slots.as<std::int32_t>();
         source.slots_row_stride = planned.width;
         source.counts = count.as<std::int32_t>();
@@ -201,8 +203,7 @@ void run_check(const Plan& plan, std::int64_t active) {
     Step step = make_step(check.problem, columns_of(plan));
     run_step(check, active, step);
     compare(step.out, step.lse,
-            expected_of(columns_of(plan), active, static_cast<int>(check.problem.sources.size()),
-                        static_cast<int>(d_qk(check.problem))),
+            expected_of(columns_of(plan), active, sources_of(plan), static_cast<int>(d_qk(check.problem))),
             check.schedule.kernel + " (" + to_string(*check.tiling) + ")");
 }
 
