@@ -138,8 +138,6 @@ std::optional<std::string> refuse_layout(const Problem& problem, const DeviceSpe
     if (resident_clusters(device, layout) < 1)
         return must_be("splits * cluster_tiles", "a cluster size that the device can hold",
                        std::to_string(layout.splits * layout.cluster_tiles));
-    if (layout.stages == 1 && chunks_of(problem) > layout.splits)
-        return must_be("stages", "2 .. " + std::to_string(max_stages) + " where a split has more than one chunk", "1");
     if (layout.transport == Transport::weights && !can_exchange_weights(layout.splits))
         return must_be("splits", "2, 4 or 8 with transport weights", std::to_string(layout.splits));
     if (!fits_shared_memory(problem, device, layout))
@@ -183,10 +181,12 @@ void for_each_layout(const Problem& problem, const PlanOptions& options, const V
         if (options.tile_heads.value_or(heads) != heads) continue;
         for (int splits = options.splits.value_or(1); splits <= options.splits.value_or(most_splits); ++splits) {
             const std::int64_t chunks = (chunks_of(problem) + splits - 1) / splits;
-            visit(Layout{.splits = splits,
-                         .heads = heads,
-                         .stages = options.stages.value_or(chunks > 1 ? 2 : 1),
-                         .cluster_tiles = options.cluster_tiles.value_or(1)});
+            const int stages = options.stages.value_or(chunks > 1 ? 2 : 1);
+            for (int fewer = stages; fewer >= (options.stages ? stages : 1); --fewer)
+                visit(Layout{.splits = splits,
+                             .heads = heads,
+                             .stages = fewer,
+                             .cluster_tiles = options.cluster_tiles.value_or(1)});
         }
     }
 }
@@ -326,9 +326,6 @@ LaunchShape latency_launch(const Plan& plan, std::int64_t rows) {
                         .stages = plan.tiling->stages,
                         .cluster_tiles = plan.tiling->cluster_tiles,
                         .transport = plan.tiling->transport};
-    // The kernel would wait for itself: it multiplies one chunk's values once the next one is there.
-    if (layout.stages == 1 && !has_one_chunk(plan))
-        throw Error(ErrorKind::invalid_argument, "stages", "2 or more where a split has more than one chunk", "1");
     return {.grid_x = rows * layout.splits,
             .grid_y = clusters_of_row(plan.problem, layout) * layout.cluster_tiles,
             .cluster = layout.splits,

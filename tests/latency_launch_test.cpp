@@ -206,15 +206,12 @@ void expect_honoured(const Problem& problem, const DeviceSpec& device, const Pla
                               !bulk_fits(*options.tile_heads, *options.stages, static_cast<int>(d_qk(problem)));
     const bool weights_refused =
         *options.transport == Transport::weights && !latency::can_exchange_weights(*options.splits);
-    const bool stage_refused = *options.stages == 1 && problem.sources[0].width > latency::chunk * *options.splits;
     if (const auto refused = refusal(problem, device, options)) {
         const auto says = [&](const char* what) { return refused->find(what) != std::string::npos; };
         if (shared_copies)
             EXPECT_TRUE(says("gather must be bulk with cluster_tiles above 1")) << *refused;
         else if (!resident)
             EXPECT_TRUE(says("splits * cluster_tiles must be a cluster size")) << *refused;
-        else if (says("where a split has more than one chunk"))
-            EXPECT_TRUE(stage_refused) << *refused;
         else if (says("with transport weights"))
             EXPECT_TRUE(weights_refused) << *refused;
         else if (says("transport must be"))
@@ -226,7 +223,6 @@ void expect_honoured(const Problem& problem, const DeviceSpec& device, const Pla
     EXPECT_TRUE(resident);
     EXPECT_FALSE(bulk_refused);
     EXPECT_FALSE(weights_refused);
-    EXPECT_FALSE(stage_refused);
     EXPECT_FALSE(shared_copies);
     const Plan plan = make_plan(problem, device, options);
     expect_launchable(plan);
@@ -275,9 +271,8 @@ TEST_F(LatencyLaunch, EveryTileTransportAndTriggerIsTakenSomewhere) {
     for (const int tile : latency::head_tiles) EXPECT_EQ(refusal(problem, h200(), {.tile_heads = tile}), std::nullopt);
     for (int splits = 1; splits <= latency::max_splits; ++splits)
         EXPECT_EQ(refusal(problem, h200(), {.splits = splits}), std::nullopt);
-    for (int stages = 2; stages <= latency::max_stages; ++stages)
+    for (int stages = 1; stages <= latency::max_stages; ++stages)
         EXPECT_EQ(refusal(problem, h200(), {.tile_heads = 16, .stages = stages}), std::nullopt);
-    EXPECT_EQ(refusal(problem_of(2, 64, {64}), h200(), {.tile_heads = 16, .stages = 1}), std::nullopt);
     for (const Transport transport : {Transport::stores, Transport::bulk, Transport::weights})
         EXPECT_EQ(refusal(problem, h200(), {.splits = 4, .tile_heads = 16, .transport = transport}), std::nullopt);
     EXPECT_EQ(refusal(problem, h200(), {.transport = Transport::weights}), std::nullopt);
@@ -309,15 +304,6 @@ TEST_F(LatencyLaunch, PlansForTheUsualColumns) {
     for (const std::int64_t all : {std::int64_t{2048}, std::int64_t{1} << 40})
         EXPECT_EQ(make_plan(problem, h200(), {.usual_columns = all}).schedule, make_plan(problem, h200()).schedule);
     expect_refused(problem, h200(), {.usual_columns = 0}, "usual_columns must be at least 1, got 0");
-}
-
-// What would never end is not launched, whoever made the plan.
-TEST_F(LatencyLaunch, OneStageForTwoChunksIsNoLaunch) {
-    Plan plan = make_plan(problem_of(2, 16, {64}), h200());
-    ASSERT_EQ(plan.tiling->stages, 1);
-    EXPECT_NO_THROW(detail::latency_launch(plan, 2));
-    plan.problem.sources[0].width = 65;
-    EXPECT_THROW(detail::latency_launch(plan, 2), Error);
 }
 
 // What travels is P wherever that can be, and partial outputs elsewhere.
@@ -392,11 +378,8 @@ TEST_F(LatencyLaunch, ShrinksToTheSharedMemory) {
         }
     }
     DeviceSpec device = h200();
-    device.shared_memory_bytes = 160 << 10;
-    EXPECT_EQ(make_plan(problem_of(4, 128, {2048}), device).tiling->heads, 16);
     device.shared_memory_bytes = 100 << 10;
-    EXPECT_TRUE(supports(problem_of(4, 128, {64}), device));
-    expect_refused(problem_of(4, 128, {2048}), device, {.splits = 2}, "tile_heads and stages must be such that");
+    EXPECT_TRUE(supports(problem_of(4, 128, {2048}), device));
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

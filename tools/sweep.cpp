@@ -41,9 +41,9 @@ std::vector<Grid> grids() {
 /// Stages in the order in which they are worth a measurement: two, all in flight, then what is between.
 std::vector<int> stages_for(std::int64_t chunks_of_cta) {
     if (chunks_of_cta <= 1) return {1};
-    if (chunks_of_cta == 2) return {2};
-    if (chunks_of_cta == 3) return {2, 3};
-    return {2, 4, 3};
+    if (chunks_of_cta == 2) return {2, 1};
+    if (chunks_of_cta == 3) return {2, 3, 1};
+    return {2, 4, 3, 1};
 }
 
 /// Adds the first `most` of the options that can be launched.

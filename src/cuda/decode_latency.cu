@@ -146,18 +146,27 @@ struct Partial {
     Factors factors;                    ///< of that source
 };
 
-/// softmax of one chunk, from this warpgroup's part of its scores; leaves the values of the warp's second unit in
-/// registers (the first one's are there), if they are needed.
+/// scores and softmax of one chunk; leaves the values of the warp's first two units in registers, if they are needed.
 template <class T>
-__device__ void weigh_chunk(const Params& params, const Place<T>& at, int stage, const float (&scores)[T::heads / 2],
-                            Partial<T>& partial, bool needs_values, FragmentA (&values)[2][4]) {
-    store_scores(at, scores);
+__device__ void weigh_chunk(const Params& params, const Place<T>& at, int stage, Partial<T>& partial, bool needs_values,
+                            FragmentA (&values)[2][4]) {
+    constexpr bool both_meanwhile = T::heads == 16;  // more heads leave too few registers
+    {
+        float scores[T::heads / 2];
+        compute_scores(at, stage, scores, [&] {
+            if (!needs_values) return;
+            load_values(at, stage, at.unit(0), values[0]);
+            if (both_meanwhile) load_values(at, stage, at.unit(1), values[1]);
+        });
+        //@ scores
+        store_scores(at, scores);
+    }
     sync_multipliers();
     //@ stored
     softmax(params, at, partial.factors.score, stage, partial.running);
     //@ softmax
     fence_async_proxy();
-    if (needs_values) load_values(at, stage, at.unit(1), values[1]);
+    if (!both_meanwhile && needs_values) load_values(at, stage, at.unit(1), values[1]);
     sync_multipliers();  // P is there
     //@ values
 }
@@ -199,40 +208,6 @@ __device__ void add_values(const Place<T>& at, int stage, bool first, Outputs<T>
     }
 }
 
-/// values of one chunk and, in between, scores of the next one: neither alone keeps the tensor cores busy. Leaves the
-/// next chunk's first unit of values in registers.
-template <class T>
-__device__ void add_values_and_score(const Place<T>& at, int stage, bool first, Outputs<T>& outputs, int next_stage,
-                                     float (&scores)[T::heads / 2], FragmentA (&values)[2][4]) {
-    static_assert(units_of_warp == 4);
-    const Scores<T> products(at, next_stage);
-    const auto start_unit_of = [&](int i) {
-        pin(outputs[i]);
-        start_values<T>(at, outputs[i], values[i % 2], first);
-    };
-    FragmentA keys[2][Scores<T>::steps];
-    start_unit_of(0);
-    start_unit_of(1);
-    products.template start<0>(scores, keys[0]);
-    wait_for_mma<2>();  // unit 0
-    load_values(at, stage, at.unit(2), values[0]);
-    start_unit_of(2);
-    wait_for_mma<2>();  // unit 1
-    load_values(at, stage, at.unit(3), values[1]);
-    leave_stage(at, stage);
-    start_unit_of(3);
-    wait_for_mma<2>();  // the first group of scores
-    products.template start<1>(scores, keys[1]);
-    wait_for_mma<1>();  // unit 3
-    load_values(at, next_stage, at.unit(0), values[0]);
-    FragmentA last[Scores<T>::last_steps];
-    products.template start<2>(scores, last);
-    wait_for_mma<0>();
-#pragma unroll
-    for (float(&sums)[T::heads / 2] : outputs) pin(sums);
-    pin(scores);
-}
-
 /// All chunks of this CTA but for the values of the last one; returns its stage.
 template <class T>
 __device__ int add_chunks(const Params& params, const Place<T>& at, const Columns& columns, Partial<T>& partial,
@@ -240,17 +215,12 @@ __device__ int add_chunks(const Params& params, const Place<T>& at, const Column
     int number = columns.next(at.split);
     bool second = T::two_sources && columns.is_second(number);
     partial.factors = second ? factors_of(params, params.sources[1]) : factors_of(params, params.sources[0]);
-    float scores[T::heads / 2];
     Turn stage, full;
     wait_mbarrier(at.first_barrier(), 0);
-    __syncwarp();
-    //@ loaded
-    if (params.trigger == Trigger::loaded) launch_dependent_grids();
-    compute_scores(at, 0, scores, [&] {
-        if (!columns.weights_travel) load_values(at, 0, at.unit(0), values[0]);
-    });
-    //@ scores
-    for (;;) {
+    for (;; stage.advance(params.stages)) {
+        __syncwarp();
+        //@ loaded
+        if (params.trigger == Trigger::loaded) launch_dependent_grids();
         float source_factor = 1.0F;
         if (T::two_sources && columns.is_second(number) != second) {
             second = true;
@@ -258,18 +228,14 @@ __device__ int add_chunks(const Params& params, const Place<T>& at, const Column
             source_factor = partial.factors.values * reciprocal_approximate(factors.values);
             partial.factors = factors;
         }
-        weigh_chunk(params, at, stage.number, scores, partial, !columns.weights_travel, values);
+        weigh_chunk(params, at, stage.number, partial, !columns.weights_travel, values);
         if (!first) rescale_outputs<T>(at, partial.outputs, source_factor);
         number = columns.next(number + at.splits);
         if (!columns.has(number)) break;
-        wait_mbarrier(at.full(full.number), full.parity);
-        __syncwarp();
-        //@ more
-        full.advance(params.stages);
-        const int this_stage = stage.number;
-        stage.advance(params.stages);
-        add_values_and_score<T>(at, this_stage, first, partial.outputs, stage.number, scores, values);
+        add_values<T>(at, stage.number, first, partial.outputs, values, [](int) {});
         first = false;
+        wait_mbarrier(at.full(full.number), full.parity);
+        full.advance(params.stages);
     }
     publish_sums<T>(at, partial.running);
     return stage.number;

@@ -46,42 +46,27 @@ __device__ void start_scores(float (&scores)[T::heads / 2], const FragmentA (&ke
     commit_mma();
 }
 
-/// K * Q^T of a stage, this warpgroup's share of the dimensions, 64 keys by kHeads heads: three groups of steps, one
-/// after the other. The fragments of a group stay in registers until its products are done; those of two groups are 48.
-template <class T>
-struct Scores {
-    static constexpr int steps = 6;  ///< of the first two groups
-    static constexpr int last_steps = T::steps - 2 * steps;
-
-    SharedAddress row;    ///< this lane's first bytes of the keys
-    std::uint64_t query;  ///< of the first step
-
-    __device__ Scores(const Place<T>& at, int stage)
-        : row(at.stages + stage * T::stage_bytes + (16 * at.warp_of_group() + at.lane % 16) * T::pitch +
-              at.warpgroup() * T::steps * 16 + at.lane / 16 * 16),
-          query(T::QueryTile::descriptor(at.base + T::layout.query + at.warpgroup() * T::steps * T::query_step_bytes)) {
-    }
-
-    /// Keys become halves, and their products start.
-    template <int kGroup, int kSteps>
-    __device__ void start(float (&scores)[T::heads / 2], FragmentA (&keys)[kSteps]) const {
-        static_assert(kSteps == (kGroup < 2 ? steps : last_steps));
-        load_keys<T>(row + kGroup * steps * 16, keys);
-        start_scores<T>(scores, keys, query + kGroup * steps * (T::query_step_bytes / 16), kGroup == 0);
-    }
-};
-
-/// All of them; `meanwhile` runs beside the last products.
+/// K * Q^T of a stage: this warpgroup's share of the dimensions, 64 keys by kHeads heads. Keys become halves while the
+/// tensor cores work on those before them; `meanwhile` runs beside the last ones.
 template <class T, class Meanwhile>
 __device__ void compute_scores(const Place<T>& at, int stage, float (&scores)[T::heads / 2],
                                const Meanwhile& meanwhile) {
-    const Scores<T> products(at, stage);
-    FragmentA keys[2][Scores<T>::steps];
-    products.template start<0>(scores, keys[0]);
-    products.template start<1>(scores, keys[1]);
+    constexpr int steps = 6;  // of a group: two groups of fragments are 48 registers
+    constexpr int last_steps = T::steps - 2 * steps;
+    const SharedAddress row = at.stages + stage * T::stage_bytes + (16 * at.warp_of_group() + at.lane % 16) * T::pitch +
+                              at.warpgroup() * T::steps * 16 + at.lane / 16 * 16;
+    const std::uint64_t query =
+        T::QueryTile::descriptor(at.base + T::layout.query + at.warpgroup() * T::steps * T::query_step_bytes);
+    constexpr int step_of_query = T::query_step_bytes / 16;
+    FragmentA keys[2][steps];
+    load_keys<T>(row, keys[0]);
+    start_scores<T>(scores, keys[0], query, true);
+    load_keys<T>(row + steps * 16, keys[1]);
+    start_scores<T>(scores, keys[1], query + steps * step_of_query, false);
     wait_for_mma<1>();
-    FragmentA last[Scores<T>::last_steps];
-    products.template start<2>(scores, last);
+    FragmentA last[last_steps];
+    load_keys<T>(row + 2 * steps * 16, last);
+    start_scores<T>(scores, last, query + 2 * steps * step_of_query, false);
     wait_for_mma<1>();
     meanwhile();
     wait_for_mma<0>();

@@ -74,7 +74,7 @@ TEST_F(GpuErrors, APlanThatNobodyPreparedInACapture) {
 // Prepared for little shared memory, called with much: the larger plan was not prepared.
 TEST_F(GpuErrors, ALargerPlanThanWasPrepared) {
     Step step = random_step({.rows = 2, .heads = 16, .widths = {600}, .query_dtype = DType::bf16}, 3);
-    const Plan small = step.plan({.splits = 2, .tile_heads = 16, .stages = 2});
+    const Plan small = step.plan({.splits = 2, .tile_heads = 16, .stages = 1});
     const Plan large = step.plan({.splits = 2, .tile_heads = 16, .stages = 4});
     DeviceCall call = step.place(small);
     error_of([&] { decode(large, call.args, call.stream()); });
@@ -89,7 +89,7 @@ TEST_F(GpuErrors, PreparedPlansStayUsable) {
     Step step = random_step(
         {.rows = 2, .heads = 16, .record = Record::fp8_512, .widths = {600}, .query_dtype = DType::bf16}, 4);
     const Plan large = step.plan({.splits = 2, .tile_heads = 16, .stages = 4});
-    const Plan small = step.plan({.splits = 2, .tile_heads = 16, .stages = 2});
+    const Plan small = step.plan({.splits = 2, .tile_heads = 16, .stages = 1});
     DeviceCall call = step.place(large);
     const auto run = [&](const Plan& plan) {
         step.poison_outputs();
