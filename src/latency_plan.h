@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "latency_layout.h"
 #include "sparsemla/decode.h"
 
 namespace sparsemla::detail {
@@ -23,5 +24,6 @@ struct LaunchShape {
 bool has_one_chunk(const Plan& plan);
 
 LaunchShape latency_launch(const Plan& plan, std::int64_t rows);
+latency::SharedLayout latency_memory(const Plan& plan);
 
 }  // namespace sparsemla::detail

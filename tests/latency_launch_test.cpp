@@ -80,12 +80,12 @@ void expect_shape(const Plan& plan, const LaunchShape& shape, std::int64_t rows)
 
     std::int64_t chunks = 0;
     for (const SourceProblem& source : plan.problem.sources)
-        chunks += (source.width + latency::chunk - 1) / latency::chunk;
-    EXPECT_EQ(shape.threads, latency::threads);
+        chunks += (source.width + plan.schedule.chunk - 1) / plan.schedule.chunk;
+    EXPECT_EQ(shape.threads, latency::threads(plan.schedule.chunk));
     EXPECT_EQ(shape.threads % 128, 0) << "whole warpgroups";
     EXPECT_LE(shape.threads, 1024);
     EXPECT_LE(shape.shared_bytes, static_cast<std::size_t>(device.shared_memory_bytes));
-    const std::size_t records = std::size_t{latency::chunk} * static_cast<std::size_t>(d_qk(plan.problem));
+    const std::size_t records = std::size_t{latency::block_keys} * static_cast<std::size_t>(d_qk(plan.problem));
     EXPECT_GE(shape.shared_bytes, static_cast<std::size_t>(plan.tiling->stages) * records);
 }
 
@@ -107,7 +107,7 @@ void expect_launchable(const Plan& plan) {
     EXPECT_TRUE(is_tile(plan.tiling->heads)) << plan.tiling->heads;
     EXPECT_GE(plan.tiling->stages, 1);
     EXPECT_LE(plan.tiling->stages, latency::max_stages);
-    EXPECT_EQ(plan.schedule.chunk, latency::chunk);
+    EXPECT_NE(std::ranges::find(latency::chunks, plan.schedule.chunk), std::end(latency::chunks));
     EXPECT_EQ(plan.schedule.columns, ColumnRule::round_robin);
     EXPECT_EQ(plan.schedule.row_capacity, plan.problem.rows);
     const std::int64_t capacity = plan.problem.rows;
@@ -187,13 +187,15 @@ TEST_F(LatencyLaunch, APlanIsAFunctionOfItsInput) {
 
 // ---------------------------------------------------------------------------------------------------------------------
 bool bulk_fits(int heads, int stages, int of_d_qk) {
-    return latency::units * heads / 8 * latency::quad_bytes <= stages * latency::chunk * latency::record_pitch(of_d_qk);
+    return latency::units * heads / 8 * latency::quad_bytes <=
+           stages * latency::block_keys * latency::record_pitch(of_d_qk);
 }
 
 std::string text_of(const PlanOptions& options) {
-    return "splits " + std::to_string(*options.splits) + ", tile_heads " + std::to_string(*options.tile_heads) +
-           ", stages " + std::to_string(*options.stages) + ", cluster_tiles " + std::to_string(*options.cluster_tiles) +
-           ", " + std::string(name(*options.gather)) + ", " + std::string(name(*options.transport));
+    return "chunk " + std::to_string(*options.chunk) + ", splits " + std::to_string(*options.splits) + ", tile_heads " +
+           std::to_string(*options.tile_heads) + ", stages " + std::to_string(*options.stages) + ", cluster_tiles " +
+           std::to_string(*options.cluster_tiles) + ", " + std::string(name(*options.gather)) + ", " +
+           std::string(name(*options.transport));
 }
 
 /// Honoured to the letter, or refused with the option's name.
@@ -205,13 +207,19 @@ void expect_honoured(const Problem& problem, const DeviceSpec& device, const Pla
     const bool bulk_refused = *options.transport == Transport::bulk &&
                               !bulk_fits(*options.tile_heads, *options.stages, static_cast<int>(d_qk(problem)));
     const bool weights_refused =
-        *options.transport == Transport::weights && !latency::can_exchange_weights(*options.splits);
+        *options.transport == Transport::weights && !latency::can_exchange_weights(*options.splits, *options.chunk);
+    const bool has_kernel = latency::has_kernel(*options.tile_heads, *options.chunk);
+    const bool too_few_stages = *options.stages * latency::block_keys < *options.chunk;
     if (const auto refused = refusal(problem, device, options)) {
         const auto says = [&](const char* what) { return refused->find(what) != std::string::npos; };
         if (shared_copies)
             EXPECT_TRUE(says("gather must be bulk with cluster_tiles above 1")) << *refused;
+        else if (!has_kernel)
+            EXPECT_TRUE(says("tile_heads must be 16 with chunk 128")) << *refused;
         else if (!resident)
             EXPECT_TRUE(says("splits * cluster_tiles must be a cluster size")) << *refused;
+        else if (too_few_stages)
+            EXPECT_TRUE(says("stages must be at least one for each 64 columns of a chunk")) << *refused;
         else if (says("with transport weights"))
             EXPECT_TRUE(weights_refused) << *refused;
         else if (says("transport must be"))
@@ -223,10 +231,13 @@ void expect_honoured(const Problem& problem, const DeviceSpec& device, const Pla
     EXPECT_TRUE(resident);
     EXPECT_FALSE(bulk_refused);
     EXPECT_FALSE(weights_refused);
+    EXPECT_TRUE(has_kernel);
+    EXPECT_FALSE(too_few_stages);
     EXPECT_FALSE(shared_copies);
     const Plan plan = make_plan(problem, device, options);
     expect_launchable(plan);
     EXPECT_EQ(plan.schedule.splits, *options.splits);
+    EXPECT_EQ(plan.schedule.chunk, *options.chunk);
     EXPECT_EQ(*plan.tiling, (Tiling{.heads = *options.tile_heads,
                                     .stages = *options.stages,
                                     .cluster_tiles = *options.cluster_tiles,
@@ -236,7 +247,7 @@ void expect_honoured(const Problem& problem, const DeviceSpec& device, const Pla
 }
 
 /// The tilings of some splits: every tile, depth, cluster of tiles, gather and transport; triggers take turns.
-std::vector<PlanOptions> tilings(int splits) {
+std::vector<PlanOptions> tilings(int splits, int chunk) {
     std::vector<PlanOptions> list;
     for (const int tile : latency::head_tiles)
         for (int stages = 1; stages <= latency::max_stages; ++stages)
@@ -244,6 +255,7 @@ std::vector<PlanOptions> tilings(int splits) {
                 for (const Gather gather : {Gather::copies, Gather::bulk})
                     for (const Transport transport : {Transport::stores, Transport::bulk, Transport::weights})
                         list.push_back({.splits = splits,
+                                        .chunk = chunk,
                                         .tile_heads = tile,
                                         .stages = stages,
                                         .cluster_tiles = cluster_tiles,
@@ -258,7 +270,7 @@ TEST_F(LatencyLaunch, ForcedTilingsAreHonouredOrRefusedByName) {
     for (const DeviceSpec& device : devices())
         for (const Record record : {Record::fp8_576, Record::fp8_512})
             for (int splits = 1; splits <= latency::max_splits; ++splits)
-                for (const PlanOptions& options : tilings(splits)) {
+                for (const PlanOptions& options : tilings(splits, number / 97 % 3 == 0 ? 128 : 64)) {
                     ++number;
                     expect_honoured(problem_of(1 + number % 40, 1 + number % 128, {2048}, record), device, options);
                     if (HasFailure()) return;
@@ -315,7 +327,7 @@ TEST_F(LatencyLaunch, TransportOfASplitCount) {
             << splits << " splits";
     }
     expect_refused(problem_of(2, 16, {2048}), h200(), {.splits = 3, .transport = Transport::weights},
-                   "splits must be 2, 4 or 8 with transport weights, got 3");
+                   "splits and chunk must be 2, 4 or 8 and 64 with transport weights, got 3 and 64");
 }
 
 TEST_F(LatencyLaunch, RefusalsNameTheirReason) {
@@ -336,7 +348,7 @@ TEST_F(LatencyLaunch, RefusalsNameTheirReason) {
     expect_refused(good, gpu, {.p_format = PFormat::e4m3, .p_scale = 449.0F}, "p_scale must be 2^-16 .. 448 with");
     expect_refused(good, gpu, {.anchor = Anchor::row_max}, "anchor must be split_running_max, got row_max");
     expect_refused(good, gpu, {.columns = ColumnRule::blocks}, "columns must be round_robin, got blocks");
-    expect_refused(good, gpu, {.chunk = 32}, "chunk must be 64, got 32");
+    expect_refused(good, gpu, {.chunk = 32}, "chunk must be 64 or 128, got 32");
     for (const int splits : {-1, 0, 17}) expect_refused(good, gpu, {.splits = splits}, "splits must be 1 .. 16, got");
     for (const int stages : {-1, 0, latency::max_stages + 1})
         expect_refused(good, gpu, {.stages = stages}, "stages must be 1 .. ");
@@ -398,30 +410,52 @@ TEST(LatencyLayout, UnitsCoverTheOutputAndOwnersFollow) {
     }
 }
 
+void expect_in_order(const latency::SharedShape& shape) {
+    const latency::SharedLayout layout = latency::shared_layout(shape);
+    EXPECT_LE(latency::small_shared_bytes(shape.heads), layout.weights);
+    EXPECT_LT(layout.weights, layout.query);
+    EXPECT_LT(layout.query, layout.stages);
+    EXPECT_EQ(layout.weights % 1024, 0U);  // 128-byte swizzle
+    EXPECT_EQ(layout.query % 256, 0U);     // 32-byte swizzle
+    EXPECT_EQ(layout.inbox % 1024, 0U);    // P of other splits: 128-byte swizzle
+    EXPECT_EQ(layout.stages % 16, 0U);
+    const int quads = shape.splits * latency::units_of_cta(shape.splits) * shape.heads / 8;
+    const auto inbox = shape.splits == 1 ? 0 : static_cast<std::size_t>(quads * latency::quad_bytes);
+    EXPECT_LE(layout.inbox + inbox, layout.stages) << "the inbox reaches into the records";
+    const std::size_t stage = std::size_t{latency::block_keys} * latency::record_pitch(shape.d_qk);
+    EXPECT_EQ(layout.bytes - layout.stages, shape.stages * stage);
+    if (!latency::can_exchange_weights(shape.splits, shape.chunk)) return;
+    EXPECT_LE(shape.splits * shape.heads * latency::block_keys * 2, layout.stages - layout.inbox);
+    const std::size_t slices = std::size_t(shape.splits - 1) * latency::block_keys * latency::slice_pitch(shape.splits);
+    latency::SharedShape exchanging = shape;
+    exchanging.exchanges_weights = true;
+    EXPECT_EQ(latency::shared_layout(exchanging).bytes, std::max(layout.bytes, layout.stages + stage + slices));
+}
+
 TEST(LatencyLayout, PartsOfSharedMemoryLieInOrder) {
-    for (const int heads : latency::head_tiles)
-        for (const int d_qk : {512, 576})
-            for (int splits = 1; splits <= latency::max_splits; ++splits)
-                for (int stages = 1; stages <= latency::max_stages; ++stages) {
-                    const latency::SharedLayout layout = latency::shared_layout(heads, d_qk, splits, stages, false);
-                    EXPECT_LE(latency::small_shared_bytes(heads), layout.weights);
-                    EXPECT_LT(layout.weights, layout.query);
-                    EXPECT_LT(layout.query, layout.stages);
-                    EXPECT_EQ(layout.weights % 1024, 0U);  // 128-byte swizzle
-                    EXPECT_EQ(layout.query % 256, 0U);     // 32-byte swizzle
-                    EXPECT_EQ(layout.stages % 16, 0U);
-                    const int quads = splits * latency::units_of_cta(splits) * heads / 8;
-                    const auto inbox = splits == 1 ? 0 : static_cast<std::size_t>(quads * latency::quad_bytes);
-                    EXPECT_LE(layout.inbox + inbox, layout.stages) << "the inbox reaches into the records";
-                    EXPECT_EQ(layout.inbox % 1024, 0U);  // P of other splits: 128-byte swizzle
-                    const std::size_t stage = std::size_t{latency::chunk} * latency::record_pitch(d_qk);
-                    EXPECT_EQ(layout.bytes - layout.stages, stages * stage);
-                    if (!latency::can_exchange_weights(splits)) continue;
-                    EXPECT_LE(splits * heads * latency::chunk * 2, layout.stages - layout.inbox);
-                    const std::size_t slices = std::size_t(splits - 1) * latency::chunk * latency::slice_pitch(splits);
-                    EXPECT_EQ(latency::shared_layout(heads, d_qk, splits, stages, true).bytes,
-                              std::max(layout.bytes, layout.stages + stage + slices));
-                }
+    for (const int chunk : latency::chunks)
+        for (const int heads : latency::head_tiles)
+            for (const int d_qk : {512, 576})
+                for (int splits = 1; splits <= latency::max_splits; ++splits)
+                    for (int stages = 1; stages <= latency::max_stages; ++stages)
+                        expect_in_order({heads, d_qk, chunk, splits, stages});
+}
+
+// Longer chunks where they are asked for: with the tile, stages and threads that go with them.
+TEST_F(LatencyLaunch, ChunksOf128Columns) {
+    for (const std::int64_t width : {128, 129, 2048})
+        for (const Record record : {Record::fp8_576, Record::fp8_512}) {
+            const Plan plan = make_plan(problem_of(3, 96, {width}, record), h200(), {.chunk = 128});
+            EXPECT_EQ(plan.schedule.chunk, 128);
+            EXPECT_EQ(plan.tiling->heads, 16);
+            EXPECT_GE(plan.tiling->stages, 2);
+            EXPECT_EQ(plan.tiling->transport, Transport::stores);
+            EXPECT_EQ(detail::latency_launch(plan, 3).threads, 640);
+            expect_launchable(plan);
+        }
+    EXPECT_EQ(make_plan(problem_of(1, 16, {2048}), h200(), {.splits = 16, .chunk = 128}).tiling->stages, 2);
+    EXPECT_EQ(make_plan(problem_of(1, 16, {2048}), h200(), {.splits = 4, .chunk = 128}).tiling->stages, 3);
+    expect_refused(problem_of(1, 16, {2048}), h200(), {.chunk = 96}, "chunk must be 64 or 128, got 96");
 }
 
 }  // namespace

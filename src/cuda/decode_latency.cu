@@ -1,8 +1,8 @@
 // decode_latency: a cluster of S CTAs for each (row, tile of heads); chunk j of the row's lists belongs to CTA j % S.
 //   gather    slots -> records in shared memory (cp.async, or a bulk copy a record); query heads -> halves
-//   scores    K * Q^T by wgmma: 64 keys on M from registers, heads on N; each warpgroup half of the dimensions
+//   scores    K * Q^T by wgmma: 64 keys (a block) on M from registers, heads on N; a warpgroup half of the dimensions
 //   softmax   a warp some heads: the halves' sum, maximum, P = p_scale * 2^(s - max) in its format
-//   values    V^T * P by wgmma: a warpgroup's 256 dimensions on M, heads on N
+//   values    V^T * P by wgmma: a warpgroup's 256 dimensions (128 where a chunk has two blocks) on M, heads on N
 //   exchange  maxima and sums to all CTAs, partial outputs to the CTA that merges those dimensions
 //   merge     in split order, one rounding
 // Where no split of a row has more than one chunk, `exchange` may come before `values` (Transport::weights): P goes to
@@ -56,14 +56,14 @@ __device__ void set_up(const Params& params, const Place<T>& at) {
         init_mbarrier(at.stats_barrier(), 1);
         init_mbarrier(at.outputs_barrier(), 1);
         init_mbarrier(at.slices_barrier(), 33 * helper_warps);
-        init_mbarrier(at.first_barrier(), (arrivals + 1) * warps);  // and each warp's part of the query
+        init_mbarrier(at.first_barrier(), (arrivals + 1) * T::warps);  // and each warp's part of the query
         fence_mbarrier_init();
     }
-    if (threadIdx.x == 32 * warps) {
+    if (threadIdx.x == 32 * T::warps) {
 #pragma unroll
         for (int i = 0; i < max_stages; ++i) {
             init_mbarrier(at.full(i), arrivals * helper_warps);
-            init_mbarrier(at.empty(i), warps * params.tiles);
+            init_mbarrier(at.empty(i), T::warps * params.tiles);
         }
         fence_mbarrier_init();
     }
@@ -97,36 +97,42 @@ __device__ void wait_until_empty(const Place<T>& at, const Turn& stage) {
     fence_async_proxy();  // zeros of absent records before, bulk copies after
 }
 
-/// What the helpers gather: all chunks of this CTA but the first, as stages become free. Slots are loaded a chunk
-/// ahead. Returns the number of this CTA's chunks.
+/// What the helpers gather: the blocks of all chunks of this CTA but the first, as stages become free. Slots are loaded
+/// a block ahead. Returns the number of this CTA's blocks.
 template <class T>
 __device__ int gather_more(const Params& params, const Place<T>& at, const Columns& columns) {
     using P = Part<T, false>;
     int number = columns.next(at.split);
     if (!columns.has(number)) return 0;
-    number = columns.next(number + at.splits);
-    int slots[P::passes];
-    if (columns.has(number)) load_slots<P>(params, at, number, slots);
     Turn stage, full;
-    int gathered = 1;  // the first one
-    for (; columns.has(number); ++gathered) {
-        stage.advance(params.stages);
+    for (int i = 0; i < T::blocks; ++i) stage.advance(params.stages);
+    int gathered = T::blocks;  // of the first chunk
+    number = columns.next(number + at.splits);
+    int of_block = 0;
+    int slots[P::passes];
+    if (columns.has(number)) load_slots<P>(params, at, number, 0, slots);
+    while (columns.has(number)) {
         if (gathered >= params.stages) wait_until_empty(at, stage);
-        gather_part<P>(params, at, columns, slots, number, stage.number, at.full(full.number));
+        gather_part<P>(params, at, columns, slots, number, of_block, stage.number, at.full(full.number));
         //@@ gathered
-        number = columns.next(number + at.splits);
-        if (columns.has(number)) load_slots<P>(params, at, number, slots);
+        stage.advance(params.stages);
         full.advance(params.stages);
+        ++gathered;
+        if (++of_block == T::blocks) {
+            of_block = 0;
+            number = columns.next(number + at.splits);
+        }
+        if (columns.has(number)) load_slots<P>(params, at, number, of_block, slots);
     }
     return gathered;
 }
 
-/// Peers that share copies arrive at the `empty` barriers of `chunks` chunks: this CTA must not end before the last
+/// Peers that share copies arrive at the `empty` barriers of `blocks` blocks: this CTA must not end before the last
 /// ones.
 template <class T>
-__device__ void wait_for_peers_to_leave(const Params& params, const Place<T>& at, int chunks) {
+__device__ void wait_for_peers_to_leave(const Params& params, const Place<T>& at, int blocks) {
     if (at.tiles == 1) return;
-    for (int i = max(0, chunks - params.stages); i < chunks; ++i)
+    for (int i = max(0, blocks - params.stages); i < blocks; ++i)
         wait_mbarrier(at.empty(i % params.stages), static_cast<std::uint32_t>(i / params.stages) & 1);
 }
 
@@ -146,28 +152,42 @@ struct Partial {
     Factors factors;                    ///< of that source
 };
 
-/// scores and softmax of one chunk; leaves the values of the warp's first two units in registers, if they are needed.
+/// The products of values that a warp has of a chunk: of each unit one for each block.
 template <class T>
-__device__ void weigh_chunk(const Params& params, const Place<T>& at, int stage, Partial<T>& partial, bool needs_values,
-                            FragmentA (&values)[2][4]) {
-    constexpr bool both_meanwhile = T::heads == 16;  // more heads leave too few registers
+struct ValueJobs {
+    static constexpr int count = T::units_of_warp * T::blocks;
+    static_assert(count == 4);
+    __device__ static constexpr int unit(int job) { return job / T::blocks; }
+    __device__ static constexpr int block(int job) { return job % T::blocks; }
+};
+
+template <class T>
+__device__ void load_job(const Place<T>& at, const Stages<T>& stages, int job, FragmentA (&values)[2][4]) {
+    load_values(at, stages[ValueJobs<T>::block(job)], at.unit(ValueJobs<T>::unit(job)), values[job % 2]);
+}
+
+/// scores and softmax of one chunk; leaves the values of the warp's first two jobs in registers, if they are needed.
+template <class T>
+__device__ void weigh_chunk(const Params& params, const Place<T>& at, const Stages<T>& stages, Partial<T>& partial,
+                            bool needs_values, FragmentA (&values)[2][4]) {
+    constexpr bool both_meanwhile = T::heads == 16 && T::blocks == 1;  // otherwise too few registers are left
     {
         float scores[T::heads / 2];
-        compute_scores(at, stage, scores, [&] {
+        compute_scores(at, stages[T::blocks == 1 ? 0 : at.block_of_group()], scores, [&] {
             if (!needs_values) return;
-            load_values(at, stage, at.unit(0), values[0]);
-            if (both_meanwhile) load_values(at, stage, at.unit(1), values[1]);
+            load_job(at, stages, 0, values);
+            if (both_meanwhile) load_job(at, stages, 1, values);
         });
         //@ scores
         store_scores(at, scores);
     }
-    sync_multipliers();
+    sync_multipliers<T>();
     //@ stored
-    softmax(params, at, partial.factors.score, stage, partial.running);
+    softmax(params, at, partial.factors.score, stages, partial.running);
     //@ softmax
     fence_async_proxy();
-    if (!both_meanwhile && needs_values) load_values(at, stage, at.unit(1), values[1]);
-    sync_multipliers();  // P is there
+    if (!both_meanwhile && needs_values) load_job(at, stages, 1, values);
+    sync_multipliers<T>();  // P is there
     //@ values
 }
 
@@ -182,42 +202,46 @@ __device__ void leave_stage(const Place<T>& at, int stage) {
     }
 }
 
-/// values of one chunk: unit after unit, two under way; done(i) once unit i's sums are in registers.
+/// values of one chunk: job after job, two under way; done(i) once unit i's sums are in registers.
 template <class T, class Done>
-__device__ void add_values(const Place<T>& at, int stage, bool first, Outputs<T>& outputs, FragmentA (&values)[2][4],
-                           const Done& done) {
+__device__ void add_values(const Place<T>& at, const Stages<T>& stages, bool first, Outputs<T>& outputs,
+                           FragmentA (&values)[2][4], const Done& done) {
+    using Jobs = ValueJobs<T>;
+    const auto start = [&](int job) {
+        const int unit = Jobs::unit(job), block = Jobs::block(job);
+        if (block == 0) pin(outputs[unit]);
+        start_unit<T>(at.p(block), outputs[unit], values[job % 2], first && block == 0);
+    };
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-        pin(outputs[i]);
-        start_values<T>(at, outputs[i], values[i], first);
-    }
+    for (int job = 0; job < 2; ++job) start(job);
 #pragma unroll
-    for (int i = 0; i < units_of_warp; ++i) {
-        if (i + 1 < units_of_warp)
+    for (int job = 0; job < Jobs::count; ++job) {
+        const int unit = Jobs::unit(job);
+        const bool ends_unit = Jobs::block(job) + 1 == T::blocks;
+        if (job + 1 < Jobs::count)
             wait_for_mma<1>();
         else
             wait_for_mma<0>();
-        pin(outputs[i]);
-        if (i + 2 < units_of_warp) {
-            load_values(at, stage, at.unit(i + 2), values[i % 2]);
-            if (i + 3 == units_of_warp) leave_stage(at, stage);
-            pin(outputs[i + 2]);
-            start_values<T>(at, outputs[i + 2], values[i % 2], first);
+        if (ends_unit) pin(outputs[unit]);
+        if (job + 2 < Jobs::count) {
+            load_job(at, stages, job + 2, values);
+            if (Jobs::unit(job + 2) + 1 == T::units_of_warp) leave_stage(at, stages[Jobs::block(job + 2)]);
+            start(job + 2);
         }
-        done(i);
+        if (ends_unit) done(unit);
     }
 }
 
-/// All chunks of this CTA but for the values of the last one; returns its stage.
+/// All chunks of this CTA but for the values of the last one, which is in `stages` then.
 template <class T>
-__device__ int add_chunks(const Params& params, const Place<T>& at, const Columns& columns, Partial<T>& partial,
-                          FragmentA (&values)[2][4], bool& first) {
+__device__ void add_chunks(const Params& params, const Place<T>& at, const Columns& columns, Partial<T>& partial,
+                           FragmentA (&values)[2][4], Stages<T>& stages, bool& first) {
     int number = columns.next(at.split);
     bool second = T::two_sources && columns.is_second(number);
     partial.factors = second ? factors_of(params, params.sources[1]) : factors_of(params, params.sources[0]);
     Turn stage, full;
     wait_mbarrier(at.first_barrier(), 0);
-    for (;; stage.advance(params.stages)) {
+    for (;;) {
         __syncwarp();
         //@ loaded
         if (params.trigger == Trigger::loaded) launch_dependent_grids();
@@ -228,17 +252,22 @@ __device__ int add_chunks(const Params& params, const Place<T>& at, const Column
             source_factor = partial.factors.values * reciprocal_approximate(factors.values);
             partial.factors = factors;
         }
-        weigh_chunk(params, at, stage.number, partial, !columns.weights_travel, values);
+#pragma unroll
+        for (int& of_block : stages) {
+            of_block = stage.number;
+            stage.advance(params.stages);
+        }
+        weigh_chunk(params, at, stages, partial, !columns.weights_travel, values);
         if (!first) rescale_outputs<T>(at, partial.outputs, source_factor);
         number = columns.next(number + at.splits);
         if (!columns.has(number)) break;
-        add_values<T>(at, stage.number, first, partial.outputs, values, [](int) {});
+        add_values<T>(at, stages, first, partial.outputs, values, [](int) {});
         first = false;
-        wait_mbarrier(at.full(full.number), full.parity);
-        full.advance(params.stages);
+#pragma unroll
+        for (int i = 0; i < T::blocks; ++i, full.advance(params.stages))
+            wait_mbarrier(at.full(full.number), full.parity);
     }
     publish_sums<T>(at, partial.running);
-    return stage.number;
 }
 
 /// merge of outputs, once this CTA has sent what it has.
@@ -246,7 +275,7 @@ template <class T>
 __device__ void write_together(const Params& params, const Place<T>& at, const Columns& columns) {
     //@ sent
     if (params.trigger == Trigger::end) launch_dependent_grids();
-    take(Handover::weights);
+    take<T>(Handover::weights);
     //@ weighed
     wait_mbarrier(at.outputs_barrier(), 0);
     __syncwarp();
@@ -262,10 +291,10 @@ __device__ void write_together(const Params& params, const Place<T>& at, const C
 
 /// The last chunk's values and the exchange of outputs: each unit is sent while the next ones are multiplied.
 template <class T>
-__device__ void send_outputs(const Params& params, const Place<T>& at, int stage, bool first, Partial<T>& partial,
-                             FragmentA (&values)[2][4]) {
+__device__ void send_outputs(const Params& params, const Place<T>& at, const Stages<T>& stages, bool first,
+                             Partial<T>& partial, FragmentA (&values)[2][4]) {
     const bool stores = params.transport != Transport::bulk;
-    add_values<T>(at, stage, first, partial.outputs, values, [&](int i) {
+    add_values<T>(at, stages, first, partial.outputs, values, [&](int i) {
         if (stores) send_unit<T>(params, at, at.unit(i), partial.outputs[i]);
     });
     //@ summed
@@ -288,7 +317,7 @@ __device__ void write_by_weights(const Params& params, const Place<T>& at, const
     //@ weights
     fence_async_proxy();
     product.start_all(at);
-    take(Handover::weights);
+    take<T>(Handover::weights);
     //@ multiplied
     product.store(params, at, columns.splits);
     //@ written
@@ -300,7 +329,7 @@ template <class T>
 __device__ void touch_params(const Params& params, unsigned char* shared) {
     constexpr int line_words = 16;
     constexpr int last_line = (sizeof(Params) / 4 - 1) / line_words;
-    static_assert(last_line < threads / 32);
+    static_assert(last_line < T::threads / 32);
     const int warp = static_cast<int>(threadIdx.x / 32);
     const int word = reinterpret_cast<const int*>(&params)[line_words * min(warp, last_line)];
     // Stored where nothing lies yet: a load that nobody uses would be left out.
@@ -313,7 +342,10 @@ __device__ Inputs<T> find_inputs(const Params& params, const Place<T>& at) {
     Inputs<T> inputs;
     inputs.counts[0] = count_of_row(params.sources[0], at.row);
     inputs.counts[1] = T::two_sources ? count_of_row(params.sources[1], at.row) : nullptr;
-    inputs.slot = at.multiplies() ? slot_pointer(params, at, at.split, Part<T, true>::column(at, 0)) : nullptr;
+    inputs.slot = at.multiplies()
+                      ? slot_pointer(params, at, at.split,
+                                     block_keys * Part<T, true>::block_of(at) + Part<T, true>::column(at, 0))
+                      : nullptr;
     asm volatile("" : "+l"(inputs.counts[0]), "+l"(inputs.counts[1]), "+l"(inputs.slot));
 #pragma unroll
     for (int group = 0; group < QueryLoader<T>::groups; ++group) {
@@ -331,8 +363,9 @@ __device__ void bring_inputs(const Params& params, const Place<T>& at, const Col
     static_assert(P::passes == 1);
     const int number = columns.next(at.split);
     int slots[1] = {slot};
-    if (number != at.split) load_slots<P>(params, at, number, slots);
-    gather_part<P>(params, at, columns, slots, number, 0, at.first_barrier());
+    const int of_block = P::block_of(at);
+    if (number != at.split) load_slots<P>(params, at, number, of_block, slots);
+    gather_part<P>(params, at, columns, slots, number, of_block, of_block, at.first_barrier());
     //@ gathering
     query.store(at);
     fence_async_proxy();
@@ -353,24 +386,26 @@ __device__ void multiply(const Params& params, const Place<T>& at, const Columns
     Partial<T> partial;
     FragmentA values[2][4];
     bool first = true;
-    int stage = 0;
+    Stages<T> stages;
     if (sends) {
         bring_inputs(params, at, columns, slot, query);
-        stage = add_chunks(params, at, columns, partial, values, first);
+        add_chunks(params, at, columns, partial, values, stages, first);
     } else {
         join_cluster(at, false);
     }
-    if (columns.weights_travel) {
-        return with_splits(at.splits, [&]<int kSplits>() { write_by_weights<T, kSplits>(params, at, columns, sends); });
+    if constexpr (T::blocks == 1) {
+        if (columns.weights_travel)
+            return with_splits(at.splits,
+                               [&]<int kSplits>() { write_by_weights<T, kSplits>(params, at, columns, sends); });
     }
     if (senders == 1) {
-        add_values<T>(at, stage, first, partial.outputs, values, [](int) {});
-        take(Handover::weights);
+        add_values<T>(at, stages, first, partial.outputs, values, [](int) {});
+        take<T>(Handover::weights);
         store_outputs<T>(params, at, partial.outputs);
         //@ alone
         return;
     }
-    if (sends) send_outputs(params, at, stage, first, partial, values);
+    if (sends) send_outputs(params, at, stages, first, partial, values);
     write_together<T>(params, at, columns);
 }
 
@@ -383,13 +418,14 @@ __device__ void help(const Params& params, const Place<T>& at, const Columns& co
         // Bulk copies of the first chunk come later if these are under way beside them, and are needed before.
         if (params.gather == Gather::bulk && columns.has_split(at.split)) wait_mbarrier(at.first_barrier(), 0);
         __syncwarp();
-        with_splits(at.splits, [&]<int kSplits>() { gather_slices<T, kSplits>(params, at, columns); });
+        if constexpr (T::blocks == 1)
+            with_splits(at.splits, [&]<int kSplits>() { gather_slices<T, kSplits>(params, at, columns); });
     }
-    const int chunks = gather_more(params, at, columns);
+    const int blocks = gather_more(params, at, columns);
     const bool together = columns.num_splits() > 1;
     Statistics<T> statistics(params, at, columns);
     if (columns.has_split(at.split)) {
-        take(Handover::sums);
+        take<T>(Handover::sums);
         //@@ sums
         statistics.send(at, together);
     }
@@ -397,14 +433,14 @@ __device__ void help(const Params& params, const Place<T>& at, const Columns& co
     __syncwarp();
     //@@ stats
     statistics.weigh(params, at, columns);
-    bring(Handover::weights);
+    bring<T>(Handover::weights);
     //@@ helped
     if (!together || at.split == 0) statistics.write_lses(params, at);
-    if (!columns.weights_travel) wait_for_peers_to_leave(params, at, chunks);  // otherwise nobody tells
+    if (!columns.weights_travel) wait_for_peers_to_leave(params, at, blocks);  // otherwise nobody tells
 }
 
 template <class T>
-__global__ void __launch_bounds__(threads, 1) decode(const __grid_constant__ Params params) {
+__global__ void __launch_bounds__(T::threads, 1) decode(const __grid_constant__ Params params) {
     extern __shared__ __align__(1024) unsigned char shared[];
     //@ entered
     touch_params<T>(params, shared);
@@ -434,24 +470,23 @@ __global__ void __launch_bounds__(threads, 1) decode(const __grid_constant__ Par
 /// Calls visit(kernel) with the instantiation for these values. Throws Error (unsupported) where there is none.
 template <class Visit>
 void with_kernel(const Variant& variant, const Visit& visit) {
-    const auto with_query = [&]<int kHeads, int kDqk, bool kTwoSources>() {
-        variant.bf16_query ? visit(decode<Tile<kHeads, kDqk, Half::bf16, kTwoSources>>)
-                           : visit(decode<Tile<kHeads, kDqk, Half::f16, kTwoSources>>);
+    const auto with_query = [&]<int kHeads, int kChunk, int kDqk, bool kTwoSources>() {
+        variant.bf16_query ? visit(decode<Tile<kHeads, kDqk, Half::bf16, kTwoSources, kChunk>>)
+                           : visit(decode<Tile<kHeads, kDqk, Half::f16, kTwoSources, kChunk>>);
     };
-    const auto with_sources = [&]<int kHeads, int kDqk>() {
-        variant.two_sources ? with_query.template operator()<kHeads, kDqk, true>()
-                            : with_query.template operator()<kHeads, kDqk, false>();
+    const auto with_sources = [&]<int kHeads, int kChunk, int kDqk>() {
+        variant.two_sources ? with_query.template operator()<kHeads, kChunk, kDqk, true>()
+                            : with_query.template operator()<kHeads, kChunk, kDqk, false>();
     };
-    const auto with_heads = [&]<int kHeads>() {
-        variant.d_qk == 576 ? with_sources.template operator()<kHeads, 576>()
-                            : with_sources.template operator()<kHeads, 512>();
+    const auto with_tile = [&]<int kHeads, int kChunk>() {
+        variant.d_qk == 576 ? with_sources.template operator()<kHeads, kChunk, 576>()
+                            : with_sources.template operator()<kHeads, kChunk, 512>();
     };
-    switch (variant.heads) {
-        case 16: return with_heads.template operator()<16>();
-        case 32: return with_heads.template operator()<32>();
-        default:
-            throw Error(ErrorKind::unsupported, "tile_heads", "16 or 32 in this build", std::to_string(variant.heads));
-    }
+    if (variant.heads == 16 && variant.chunk == 64) return with_tile.template operator()<16, 64>();
+    if (variant.heads == 16 && variant.chunk == 128) return with_tile.template operator()<16, 128>();
+    if (variant.heads == 32 && variant.chunk == 64) return with_tile.template operator()<32, 64>();
+    throw Error(ErrorKind::unsupported, "tile_heads and chunk", "16 and 64, 16 and 128, or 32 and 64 in this build",
+                std::to_string(variant.heads) + " and " + std::to_string(variant.chunk));
 }
 
 }  // namespace

@@ -15,6 +15,7 @@ namespace sparsemla::detail::latency {
 /// Which instantiation.
 struct Variant {
     int heads;  ///< of a CTA
+    int chunk;
     int d_qk;
     bool bf16_query;
     bool two_sources;
@@ -28,7 +29,7 @@ struct SourceView {
     std::int64_t counts_stride;
     std::int64_t count_offset;
     std::int32_t width;
-    std::int32_t chunks;  ///< of the whole list: ceil(width / 64)
+    std::int32_t chunks;  ///< of the whole list: ceil(width / chunk)
     std::int32_t num_slots;
     std::int32_t slots_per_page;
     std::uint32_t page_multiplier;  ///< slot / slots_per_page = (slot * page_multiplier >> 32) >> page_shift

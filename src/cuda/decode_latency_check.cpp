@@ -30,10 +30,12 @@ int sources_of(const Plan& plan) {
 }
 
 /// Active columns of each of them for which a split has one chunk at most.
-std::int64_t few_columns(const Plan& plan) { return splits_of(plan) * latency::chunk / sources_of(plan) - 5; }
+std::int64_t few_columns(const Plan& plan) { return splits_of(plan) * plan.schedule.chunk / sources_of(plan) - 5; }
 
 /// Columns of each source's list: a split has one chunk at most, or more.
-std::int64_t columns_of(const Plan& plan) { return has_one_chunk(plan) ? few_columns(plan) : 3 * latency::chunk - 5; }
+std::int64_t columns_of(const Plan& plan) {
+    return has_one_chunk(plan) ? few_columns(plan) : 3 * plan.schedule.chunk - 5;
+}
 
 /// The plan's kernel and tiling for the check's step.
 Plan plan_of_check(const Plan& plan) {

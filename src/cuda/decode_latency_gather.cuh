@@ -80,9 +80,9 @@ __device__ Columns columns_of_row(const Params& params, const Inputs<T>& inputs,
     Columns columns;
     columns.first_active = active_columns(params.sources[0], inputs.counts[0]);
     columns.second_active = T::two_sources ? active_columns(params.sources[1], inputs.counts[1]) : 0;
-    columns.first_end = (columns.first_active + chunk - 1) / chunk;
+    columns.first_end = (columns.first_active + T::chunk - 1) / T::chunk;
     columns.second_begin = params.sources[0].chunks;
-    columns.second_end = columns.second_begin + (columns.second_active + chunk - 1) / chunk;
+    columns.second_end = columns.second_begin + (columns.second_active + T::chunk - 1) / T::chunk;
     bool active = lane < columns.first_end;
     bool more = lane + params.splits < columns.first_end;
     columns.second_first = columns.second_begin;
@@ -93,21 +93,23 @@ __device__ Columns columns_of_row(const Params& params, const Inputs<T>& inputs,
         columns.second_first = columns.first_of_second(params, split);
     }
     columns.splits = __ballot_sync(all_lanes, active && lane < params.splits);
-    columns.weights_travel = params.transport == Transport::weights && columns.num_splits() > 1 &&
+    columns.weights_travel = T::blocks == 1 && params.transport == Transport::weights && columns.num_splits() > 1 &&
                              !__any_sync(all_lanes, more && lane < params.splits);
     return columns;
 }
 
-/// A warp's part of a chunk: `records` columns from `first` on, 8 at a time; four lanes share a record. The first chunk
-/// is shared out to the warps that multiply, the others to the helpers.
+/// A warp's part of a block of columns, 8 at a time; four lanes share a record. The blocks of the first chunk are
+/// shared out to the warps that multiply, each of the others to the helpers.
 template <class T, bool kFirst>
 struct Part {
-    static constexpr int records = chunk / (kFirst ? warps : helper_warps);
+    static constexpr int records = block_keys / (kFirst ? T::warps / T::blocks : helper_warps);
     static constexpr int passes = records / 8;
 
-    /// Of the chunk, the column that this lane copies in a pass.
+    /// Of the first chunk, which block.
+    __device__ static int block_of(const Place<T>& at) { return at.warp / (T::warps / T::blocks); }
+    /// Of the block, the column that this lane copies in a pass.
     __device__ static int column(const Place<T>& at, int pass) {
-        return records * (kFirst ? at.warp : at.helper()) + 8 * pass + at.lane / 4;
+        return records * (kFirst ? at.warp % (T::warps / T::blocks) : at.helper()) + 8 * pass + at.lane / 4;
     }
 };
 
@@ -117,7 +119,7 @@ template <class T>
 __device__ const std::int32_t* slot_pointer(const Params& params, const Place<T>& at, int number, int column) {
     const bool second = T::two_sources && number >= params.sources[0].chunks;
     if (second) number -= params.sources[0].chunks;
-    const int in_list = number * chunk + column;
+    const int in_list = number * T::chunk + column;
     const std::int32_t* slots = second ? params.sources[1].slots : params.sources[0].slots;
     const std::int64_t stride = second ? params.sources[1].slots_row_stride : params.sources[0].slots_row_stride;
     const int width = second ? params.sources[1].width : params.sources[0].width;
@@ -126,12 +128,13 @@ __device__ const std::int32_t* slot_pointer(const Params& params, const Place<T>
 
 __device__ inline int load_slot(const std::int32_t* pointer) { return pointer == nullptr ? -1 : load_global(pointer); }
 
-/// The slots that a warp needs for its part of a chunk.
+/// The slots that a warp needs for its part of a chunk's block.
 template <class P, class T>
-__device__ void load_slots(const Params& params, const Place<T>& at, int number, int (&slots)[P::passes]) {
+__device__ void load_slots(const Params& params, const Place<T>& at, int number, int of_block,
+                           int (&slots)[P::passes]) {
 #pragma unroll
     for (int pass = 0; pass < P::passes; ++pass)
-        slots[pass] = load_slot(slot_pointer(params, at, number, P::column(at, pass)));
+        slots[pass] = load_slot(slot_pointer(params, at, number, block_keys * of_block + P::column(at, pass)));
 }
 
 /// What a column's slot names: nothing, or a record.
@@ -143,7 +146,7 @@ struct Found {
 template <class T>
 __device__ Found find_record(const Params& params, const Columns& columns, int slot, int number, int column) {
     const bool second = T::two_sources && columns.is_second(number);
-    const int in_list = (second ? number - columns.second_begin : number) * chunk + column;
+    const int in_list = (second ? number - columns.second_begin : number) * T::chunk + column;
     const int num_slots = second ? params.sources[1].num_slots : params.sources[0].num_slots;
     bool present = in_list < (second ? columns.second_active : columns.first_active) &&
                    static_cast<std::uint32_t>(slot) < static_cast<std::uint32_t>(num_slots);
@@ -186,11 +189,11 @@ __device__ void copy_record_bulk(const Place<T>& at, const Found& found, bool is
     copy_bulk_multicast(to, found.record, T::d_qk, barrier, static_cast<std::uint16_t>(ctas));
 }
 
-/// Starts the copies of this warp's part of a chunk into a stage; they arrive at `barrier`. `slots`: load_slots of this
-/// chunk. Absent records become zeros.
+/// Starts the copies of this warp's part of a chunk's block into a stage; they arrive at `barrier`. `slots`: load_slots
+/// of this block. Absent records become zeros.
 template <class P, class T>
 __device__ void gather_part(const Params& params, const Place<T>& at, const Columns& columns,
-                            const int (&slots)[P::passes], int number, int stage, SharedAddress barrier) {
+                            const int (&slots)[P::passes], int number, int of_block, int stage, SharedAddress barrier) {
     constexpr int pieces = T::d_qk / 64;  // of 16 bytes, of each of a record's lanes
     const SharedAddress records = at.stages + stage * T::stage_bytes;
     const bool leads = at.lane % 4 == 0;
@@ -199,7 +202,7 @@ __device__ void gather_part(const Params& params, const Place<T>& at, const Colu
 #pragma unroll
     for (int pass = 0; pass < P::passes; ++pass) {
         const int column = P::column(at, pass);
-        found[pass] = find_record<T>(params, columns, slots[pass], number, column);
+        found[pass] = find_record<T>(params, columns, slots[pass], number, block_keys * of_block + column);
         const bool absent = !found[pass].present;
         if (leads) store_shared_8(at.present(stage) + column, absent ? 0 : 1);
         if (params.gather == Gather::copies) {
@@ -231,7 +234,7 @@ __device__ void gather_part(const Params& params, const Place<T>& at, const Colu
 template <class T, int kSplits>
 __device__ void gather_slices(const Params& params, const Place<T>& at, const Columns& columns) {
     using S = Slices<T, kSplits>;
-    constexpr int records = chunk / helper_warps;
+    constexpr int records = block_keys / helper_warps;
     static_assert(records == 16);
     constexpr int pieces = S::dims / 16;   // of a record
     constexpr int together = 32 / pieces;  // records of which the warp copies pieces at a time
@@ -273,9 +276,9 @@ __device__ void gather_slices(const Params& params, const Place<T>& at, const Co
 /// pairs 1 3 5 7, as a lane of ldmatrix holds four bytes of a record.
 template <class T>
 struct QueryLoader {
-    static constexpr int jobs_of_heads = T::d_qk / 32;                  ///< of 16 heads, one warp's work each
-    static constexpr int rounds = (jobs_of_heads + warps - 1) / warps;  ///< of one group of 16 heads
-    static constexpr int words = T::query_half == Half::f16 ? 1 : 2;    ///< of 16 bytes
+    static constexpr int jobs_of_heads = T::d_qk / 32;                        ///< of 16 heads, one warp's work each
+    static constexpr int rounds = (jobs_of_heads + T::warps - 1) / T::warps;  ///< of one group of 16 heads
+    static constexpr int words = T::query_half == Half::f16 ? 1 : 2;          ///< of 16 bytes
 
     static constexpr int groups = T::heads / 16;
 
@@ -297,8 +300,8 @@ struct QueryLoader {
             for (int round = 0; round < rounds; ++round)
 #pragma unroll
                 for (int i = 0; i < words; ++i)
-                    loaded[group][round][i] = from[group] != nullptr && round * warps + at.warp < jobs_of_heads
-                                                  ? load_global(from[group] + round * warps * 2 * words + i)
+                    loaded[group][round][i] = from[group] != nullptr && round * T::warps + at.warp < jobs_of_heads
+                                                  ? load_global(from[group] + round * T::warps * 2 * words + i)
                                                   : uint4{0, 0, 0, 0};
     }
 
@@ -309,11 +312,11 @@ struct QueryLoader {
         for (int group = 0; group < groups; ++group)
 #pragma unroll
             for (int round = 0; round < rounds; ++round) {
-                if (round * warps + at.warp >= jobs_of_heads) break;
+                if (round * T::warps + at.warp >= jobs_of_heads) break;
                 const int head = 16 * group + at.lane / 2;
                 uint4 low, high;
                 split_pairs(loaded[group][round], low, high);
-                const SharedAddress step = to + round * warps * 2 * T::query_step_bytes;
+                const SharedAddress step = to + round * T::warps * 2 * T::query_step_bytes;
                 store_shared(step + T::QueryTile::byte(head, 0), low);
                 store_shared(step + T::QueryTile::byte(head, 1), high);
             }

@@ -19,6 +19,7 @@ constexpr double log2_e = 1.4426950408889634;
 
 Variant variant_of(const Plan& plan) {
     return {.heads = plan.tiling->heads,
+            .chunk = plan.schedule.chunk,
             .d_qk = static_cast<int>(d_qk(plan.problem)),
             .bf16_query = plan.problem.query_dtype == DType::bf16,
             .two_sources = plan.problem.sources.size() == 2};
@@ -42,22 +43,23 @@ SourceView view_of(const SourceParams& source, const DecodeParams& call) {
     // Without gaps: one page that holds every slot.
     const std::int64_t slots_per_page = gaps ? cache.slot_step() : std::numeric_limits<std::int32_t>::max();
     const Divider divider(slots_per_page);
-    return {.records = static_cast<const std::byte*>(cache.data),
-            .slots = source.slots,
-            .counts = source.counts,
-            .slots_row_stride = source.slots_row_stride,
-            .counts_stride = source.counts_stride,
-            .count_offset = source.count_offset,
-            .width = static_cast<std::int32_t>(source.width),
-            .chunks = static_cast<std::int32_t>((source.width + chunk - 1) / chunk),
-            .num_slots = static_cast<std::int32_t>(cache.num_slots()),
-            .slots_per_page = static_cast<std::int32_t>(slots_per_page),
-            .page_multiplier = divider.multiplier,
-            .page_shift = divider.shift,
-            .page_size = static_cast<std::int32_t>(gaps ? cache.page_size : slots_per_page),
-            .score_factor = static_cast<float>(call.softmax_scale * log2_e * call.q_scale.value * source.k_scale.value),
-            .k_scale = source.k_scale.value,
-            .k_scale_pointer = source.k_scale.pointer};
+    return {
+        .records = static_cast<const std::byte*>(cache.data),
+        .slots = source.slots,
+        .counts = source.counts,
+        .slots_row_stride = source.slots_row_stride,
+        .counts_stride = source.counts_stride,
+        .count_offset = source.count_offset,
+        .width = static_cast<std::int32_t>(source.width),
+        .chunks = static_cast<std::int32_t>((source.width + call.plan->schedule.chunk - 1) / call.plan->schedule.chunk),
+        .num_slots = static_cast<std::int32_t>(cache.num_slots()),
+        .slots_per_page = static_cast<std::int32_t>(slots_per_page),
+        .page_multiplier = divider.multiplier,
+        .page_shift = divider.shift,
+        .page_size = static_cast<std::int32_t>(gaps ? cache.page_size : slots_per_page),
+        .score_factor = static_cast<float>(call.softmax_scale * log2_e * call.q_scale.value * source.k_scale.value),
+        .k_scale = source.k_scale.value,
+        .k_scale_pointer = source.k_scale.pointer};
 }
 
 bool is_even(std::int64_t value) { return value % 2 == 0; }
@@ -106,10 +108,7 @@ Params params_of(const DecodeParams& call) {
     params.units_of_cta = units_of_cta(schedule.splits);
     params.owner_multiplier = static_cast<std::uint32_t>((65536 + params.units_of_cta - 1) / params.units_of_cta);
     params.stages = plan.tiling->stages;
-    params.stages_offset =
-        static_cast<std::uint32_t>(shared_layout(plan.tiling->heads, static_cast<int>(call.d_qk), schedule.splits,
-                                                 params.stages, plan.tiling->transport == Transport::weights)
-                                       .stages);
+    params.stages_offset = static_cast<std::uint32_t>(latency_memory(plan).stages);
     params.trigger = plan.tiling->trigger;
     params.transport = plan.tiling->transport;
     params.gather = plan.tiling->gather;

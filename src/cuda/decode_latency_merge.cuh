@@ -16,7 +16,7 @@ __device__ void publish_sums(const Place<T>& at, const Running (&running)[T::hea
         store_shared(at.sums(head, at.lane), running[i].sum);
         if (at.lane == 0) store_shared(at.maximum(head), running[i].max);
     }
-    bring(Handover::sums);
+    bring<T>(Handover::sums);
 }
 
 /// Units of the output that this CTA merges.
@@ -62,9 +62,9 @@ __device__ void send_unit(const Params& params, const Place<T>& at, std::uint32_
 template <class T>
 __device__ void copy_outputs(const Params& params, const Place<T>& at, const Outputs<T>& outputs) {
     constexpr int unit_bytes = T::quads * quad_bytes;
-    sync_multipliers();  // every warp has its values out of the stages
+    sync_multipliers<T>();  // every warp has its values out of the stages
 #pragma unroll
-    for (int i = 0; i < units_of_warp; ++i)
+    for (int i = 0; i < T::units_of_warp; ++i)
 #pragma unroll
         for (int j = 0; j < T::quads; ++j) {
             const int unit_here = at.unit(i) - at.split * params.units_of_cta;
@@ -76,7 +76,7 @@ __device__ void copy_outputs(const Params& params, const Place<T>& at, const Out
                          outputs[i][4 * j + 2], outputs[i][4 * j + 3]);
         }
     fence_async_proxy();
-    sync_multipliers();
+    sync_multipliers<T>();
     const int count = units_here(params, at.lane);
     if (at.warp != 0 || at.lane >= at.splits || at.lane == at.split || count == 0) return;
     copy_bulk_to_cta(map_to_cta(at.base + T::layout.inbox + inbox_of_split<T>(params, at.split), at.cta(at.lane)),
@@ -88,7 +88,7 @@ __device__ void copy_outputs(const Params& params, const Place<T>& at, const Out
 template <class T, int kSplits>
 __device__ void send_weights(const Place<T>& at) {
     constexpr int pieces = T::weights_bytes / 16;
-    constexpr int ctas = 32 * warps / pieces;  // served at a time
+    constexpr int ctas = 32 * T::warps / pieces;  // served at a time
     const int thread = 32 * at.warp + at.lane;
     const int piece = thread % pieces * 16;
     const float4 p = load_shared<float4>(at.base + T::layout.weights + piece);
@@ -269,7 +269,7 @@ __device__ void store_quad(const Params& params, const Destination<T>& to, int u
 /// No split has columns: +0 and -inf, by CTA 0.
 template <class T>
 __device__ void write_empty(const Params& params, const Place<T>& at) {
-    for (int head = at.first_head + at.warp; head < min(at.first_head + T::heads, params.heads); head += warps) {
+    for (int head = at.first_head + at.warp; head < min(at.first_head + T::heads, params.heads); head += T::warps) {
         const std::int64_t element = at.row * params.out_row_stride + head * params.out_head_stride;
         for (int dim = 2 * at.lane; dim < 512; dim += 64) store_elements(params, element + dim, 0, 0);
         if (at.lane == 0) write_lse(params, at.row, head, -INFINITY, 0);
@@ -284,7 +284,7 @@ __device__ void store_outputs(const Params& params, const Place<T>& at, const Ou
     for (int j = 0; j < T::quads; ++j) {
         const float2 weight = load_shared<float2>(at.weight(at.split, 8 * j + 2 * (at.lane % 4)));
 #pragma unroll
-        for (int i = 0; i < units_of_warp; ++i)
+        for (int i = 0; i < T::units_of_warp; ++i)
             store_quad(params, to, at.unit(i), j,
                        {outputs[i][4 * j] * weight.x, outputs[i][4 * j + 1] * weight.y,
                         outputs[i][4 * j + 2] * weight.x, outputs[i][4 * j + 3] * weight.y});
@@ -339,12 +339,14 @@ __device__ void add_splits(const MergeJob (&jobs)[2], int first, std::uint32_t s
 /// This CTA's units of the output over all splits, in split order; two quads at a time by each warp.
 template <class T>
 __device__ void merge_units(const Params& params, const Place<T>& at, std::uint32_t splits) {
+    constexpr int together = T::blocks == 1 ? 8 : 4;  // splits: what registers allow
     const std::uint32_t split_bytes = inbox_of_split<T>(params, 1);
     const Destination<T> to(params, at);
-    for (int job = at.warp; job < units_here(params, at.split) * T::quads; job += 2 * warps) {
-        const MergeJob jobs[2] = {merge_job(params, at, job), merge_job(params, at, job + warps)};
+    for (int job = at.warp; job < units_here(params, at.split) * T::quads; job += 2 * T::warps) {
+        const MergeJob jobs[2] = {merge_job(params, at, job), merge_job(params, at, job + T::warps)};
         float4 sums[2] = {};
-        for (int first = 0; first < at.splits; first += 8) add_splits<T, 8>(jobs, first, split_bytes, splits, sums);
+        for (int first = 0; first < at.splits; first += together)
+            add_splits<T, together>(jobs, first, split_bytes, splits, sums);
 #pragma unroll
         for (int j = 0; j < 2; ++j)
             if (jobs[j].exists) store_quad(params, to, jobs[j].unit, jobs[j].quad, sums[j]);
@@ -375,7 +377,7 @@ struct SlicesProduct {
         const SharedAddress weights =
             at.base + (split == at.split ? T::layout.weights : T::layout.inbox + split * T::weights_bytes);
         pin(outputs[job]);
-        start_unit<T>(weights + S::first_head(at) * chunk * 2, outputs[job], values[job % loaded], true);
+        start_unit<T>(weights + S::first_head(at) * block_keys * 2, outputs[job], values[job % loaded], true);
     }
 
     __device__ void load_first(const Place<T>& at) {

@@ -18,37 +18,42 @@ template <int kHeads>
 struct SmallShared {
     std::uint64_t stats_barrier;
     std::uint64_t outputs_barrier;
-    std::uint64_t slices_barrier;             ///< the slices of the other splits' records are there
-    std::uint64_t first_barrier;              ///< the first chunk is there
-    std::uint64_t full[max_stages];           ///< chunk i + 1, i + 1 + max_stages .. is there
-    std::uint64_t empty[max_stages];          ///< nobody reads the stage any more
-    std::uint8_t present[max_stages][chunk];  ///< of the stage's chunk: 1 where the column names a record
-    float sums[kHeads][32];                   ///< of P before rounding, each lane's share
+    std::uint64_t slices_barrier;                  ///< the slices of the other splits' records are there
+    std::uint64_t first_barrier;                   ///< the first chunk is there
+    std::uint64_t full[max_stages];                ///< of the blocks after the first chunk's: i, i + stages .. is there
+    std::uint64_t empty[max_stages];               ///< nobody reads the stage any more
+    std::uint8_t present[max_stages][block_keys];  ///< of the stage's block: 1 where the column names a record
+    float sums[kHeads][32];                        ///< of P before rounding, each lane's share
     float maxima[kHeads];
     float2 stats[max_splits][kHeads];  ///< of each split: maximum (log2), sum
     float weight[max_splits][kHeads];  ///< of each split's sums in the output
     float keep[kHeads];                ///< what older sums are worth after this chunk raised the maximum
 };
 
-template <int kHeads, int kDqk, Half kQuery, bool kTwoSources>
+template <int kHeads, int kDqk, Half kQuery, bool kTwoSources, int kChunk>
 struct Tile {
     static constexpr bool two_sources = kTwoSources;
     static constexpr int heads = kHeads;
+    static constexpr int chunk = kChunk;
+    static constexpr int blocks = kChunk / block_keys;
+    static constexpr int warps = multiplying_warps(kChunk);
+    static constexpr int threads = latency::threads(kChunk);
+    static constexpr int units_of_warp = units / warps;
     static constexpr int d_qk = kDqk;
     static constexpr Half query_half = kQuery;
     static constexpr int pitch = record_pitch(kDqk);
-    static constexpr int stage_bytes = chunk * pitch;
+    static constexpr int stage_bytes = block_keys * pitch;
     static constexpr int heads_of_warp = kHeads / warps;
     static constexpr int quads = kHeads / 8;
-    static constexpr int steps = kDqk / 16 / warpgroups;  ///< K steps of a warpgroup in K * Q^T
+    static constexpr int steps = kDqk / 16 / 2;  ///< K steps of a warpgroup in K * Q^T: half of the dimensions
     static constexpr int query_step_bytes = kHeads * 32;
-    static constexpr int weights_bytes = kHeads * chunk * 2;  ///< P of a chunk
-    static constexpr SharedLayout layout = shared_layout(kHeads, kDqk, 1, 1, false);
+    static constexpr int weights_bytes = kHeads * block_keys * 2;  ///< P of a block
+    static constexpr SharedLayout layout = shared_layout({.heads = kHeads, .d_qk = kDqk, .chunk = kChunk});
     using QueryTile = SwizzledTile<32>;
     using WeightTile = SwizzledTile<128>;
     using Small = SmallShared<kHeads>;
     static_assert(sizeof(Small) <= small_shared_bytes(kHeads));
-    static_assert(kDqk % (16 * warpgroups) == 0 && kHeads % 16 == 0);
+    static_assert(kDqk % 32 == 0 && kHeads % 16 == 0 && has_kernel(kHeads, kChunk));
     static_assert(layout.weights % WeightTile::alignment_bytes == 0 && layout.query % QueryTile::alignment_bytes == 0);
 };
 
@@ -65,15 +70,18 @@ struct Place {
     int tiles;   ///< of the cluster
     int warp, lane;
 
-    __device__ bool multiplies() const { return warp < warps; }
-    __device__ int helper() const { return warp - warps; }
+    __device__ bool multiplies() const { return warp < T::warps; }
+    __device__ int helper() const { return warp - T::warps; }
 
     /// The number in the cluster of the CTA that has this split of this tile.
     __device__ int cta(int of_split) const { return of_split + tile * splits; }
     __device__ int warpgroup() const { return warp / 4; }
     __device__ int warp_of_group() const { return warp % 4; }
+    /// In K * Q^T: of the chunk's blocks and of the dimensions, which ones are this warpgroup's.
+    __device__ int block_of_group() const { return warpgroup() / 2; }
+    __device__ int half_of_group() const { return warpgroup() % 2; }
     /// The unit of the output that this warp holds in its i-th wgmma.
-    __device__ int unit(int i) const { return warpgroup() * 4 * units_of_warp + 4 * i + warp_of_group(); }
+    __device__ int unit(int i) const { return warpgroup() * 4 * T::units_of_warp + 4 * i + warp_of_group(); }
 
     __device__ SharedAddress stats_barrier() const { return base + offsetof(typename T::Small, stats_barrier); }
     __device__ SharedAddress outputs_barrier() const { return base + offsetof(typename T::Small, outputs_barrier); }
@@ -82,7 +90,7 @@ struct Place {
     __device__ SharedAddress full(int i) const { return base + offsetof(typename T::Small, full) + i * 8; }
     __device__ SharedAddress empty(int stage) const { return base + offsetof(typename T::Small, empty) + stage * 8; }
     __device__ SharedAddress present(int stage) const {
-        return base + offsetof(typename T::Small, present) + stage * chunk;
+        return base + offsetof(typename T::Small, present) + stage * block_keys;
     }
     __device__ SharedAddress sums(int head, int lane_of_head) const {
         return base + offsetof(typename T::Small, sums) + (head * 32 + lane_of_head) * 4;
@@ -95,24 +103,26 @@ struct Place {
         return base + offsetof(typename T::Small, weight) + (of_split * T::heads + head) * 4;
     }
     __device__ SharedAddress keep(int head) const { return base + offsetof(typename T::Small, keep) + head * 4; }
-    __device__ SharedAddress score(int group, int head, int key) const {
-        return base + T::layout.scores + ((group * T::heads + head) * score_pitch + key) * 4;
+    __device__ SharedAddress score(int half, int head, int key) const {
+        return base + T::layout.scores + ((half * T::heads + head) * score_pitch(T::chunk) + key) * 4;
     }
+    /// P of a block of the chunk.
+    __device__ SharedAddress p(int of_block) const { return base + T::layout.weights + of_block * T::weights_bytes; }
 };
 
 /// Transport::weights: how a cluster of kSplits CTAs shares out the 512 dimensions. Each warpgroup has blocks of 64, of
 /// all heads or, where the CTA has but one block, of half of them.
 template <class T, int kSplits>
 struct Slices {
-    static_assert(can_exchange_weights(kSplits));
+    static_assert(can_exchange_weights(kSplits, T::chunk));
     static constexpr int dims = 512 / kSplits;
     static constexpr int units_here = dims / unit_dims;
-    static constexpr int blocks = dims > 64 ? dims / 64 / warpgroups : 1;
+    static constexpr int blocks = dims > 64 ? dims / 64 / 2 : 1;
     static constexpr bool halves_heads = dims == 64;
-    static constexpr int heads = halves_heads ? T::heads / warpgroups : T::heads;
+    static constexpr int heads = halves_heads ? T::heads / 2 : T::heads;
     static constexpr int quads = heads / 8;
     static constexpr int pitch = slice_pitch(kSplits);
-    static constexpr int slice_bytes = chunk * pitch;  ///< of one split
+    static constexpr int slice_bytes = block_keys * pitch;  ///< of one split
 
     /// Of this CTA's dimensions, the unit that a warp holds of its block `block`.
     __device__ static int unit(const Place<T>& at, int block) {
@@ -126,20 +136,25 @@ struct Slices {
 };
 
 /// Of the warps that multiply.
-__device__ inline void sync_multipliers() { sync_threads(1, 32 * warps); }
+template <class T>
+__device__ void sync_multipliers() {
+    sync_threads(1, 32 * T::warps);
+}
 
 /// From one side to the other: those that bring something arrive, those that need it wait.
 enum class Handover : std::uint8_t {
     sums = 2,    ///< maxima and sums of this CTA's columns, to the helpers
     weights = 3  ///< what each split is worth, to the warps that multiply
 };
-__device__ inline void bring(Handover what) {
+template <class T>
+__device__ void bring(Handover what) {
     __syncwarp();  // a warp arrives once
-    arrive_at_threads(static_cast<int>(what), threads);
+    arrive_at_threads(static_cast<int>(what), T::threads);
 }
-__device__ inline void take(Handover what) {
+template <class T>
+__device__ void take(Handover what) {
     __syncwarp();
-    sync_threads(static_cast<int>(what), threads);
+    sync_threads(static_cast<int>(what), T::threads);
 }
 
 }  // namespace sparsemla::detail::latency
