@@ -173,7 +173,7 @@ __device__ void weigh_chunk(const Params& params, const Place<T>& at, const Stag
     constexpr bool both_meanwhile = T::heads == 16 && T::blocks == 1;  // otherwise too few registers are left
     {
         float scores[T::heads / 2];
-        compute_scores(at, stages[T::blocks == 1 ? 0 : at.block_of_group()], scores, [&] {
+        compute_scores(at, at.block_of_group() == 0 ? stages[0] : stages[T::blocks - 1], scores, [&] {
             if (!needs_values) return;
             load_job(at, stages, 0, values);
             if (both_meanwhile) load_job(at, stages, 1, values);
