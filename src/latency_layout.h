@@ -23,7 +23,9 @@ inline constexpr int quad_bytes = 512;  ///< 8 heads of a unit: 32 lanes of 4 fl
 inline constexpr int head_tiles[] = {16, 32};
 
 /// Two blocks leave registers for 16 heads.
-constexpr bool has_kernel(int heads, int chunk) { return heads == 16 || (heads == 32 && chunk == block_keys); }
+constexpr bool has_kernel(int heads, int chunk) {
+    return chunk == block_keys ? heads == 16 || heads == 32 : chunk == 2 * block_keys && heads == 16;
+}
 
 /// Bytes between two records in shared memory: 16 more than the record, so that 8 rows of 16 bytes meet all banks.
 constexpr int record_pitch(int d_qk) { return d_qk + 16; }

@@ -166,11 +166,13 @@ std::optional<std::string> refuse_layout(const Problem& problem, const DeviceSpe
 /// Only their order matters.
 double expected_us(const Problem& problem, const DeviceSpec& device, const Layout& layout, std::int64_t chunks) {
     struct Cost {
-        int heads;
+        int heads, chunk;
         double first_chunk_us, next_chunk_us, outputs_us, weights_us;
     };
-    constexpr std::array<Cost, 2> costs = {{{16, 3.7, 1.7, 2.0, 0.7}, {32, 4.6, 2.0, 3.2, 1.0}}};
-    const Cost& cost = *std::ranges::find(costs, layout.heads, &Cost::heads);
+    constexpr std::array<Cost, 3> costs = {
+        {{16, 64, 3.7, 1.7, 2.0, 0.7}, {32, 64, 4.6, 2.0, 3.2, 1.0}, {16, 128, 4.3, 2.0, 2.0, 0}}};
+    const Cost& cost = *std::ranges::find_if(
+        costs, [&](const Cost& of) { return of.heads == layout.heads && of.chunk == layout.chunk; });
     double us = cost.first_chunk_us + static_cast<double>((chunks - 1) / layout.splits) * cost.next_chunk_us;
     if (layout.splits > 1 && chunks > 1)
         us += layout.transport == Transport::weights && chunks <= layout.splits ? cost.weights_us : cost.outputs_us;
@@ -212,14 +214,16 @@ struct Choice {
 
 /// A measured layout for a problem that may be smaller: no CTA of a cluster without a chunk, no stage without one.
 Layout fitted(const TuningRow& row, const Problem& problem) {
-    const std::int64_t chunks = std::max<std::int64_t>(1, chunks_of(problem, block_keys));
+    const std::int64_t chunks = std::max<std::int64_t>(1, chunks_of(problem, row.chunk));
     const auto splits = static_cast<int>(std::min<std::int64_t>(row.splits, chunks));
-    const std::int64_t chunks_of_cta = (chunks + splits - 1) / splits;
+    const int blocks = row.chunk / block_keys;
+    const std::int64_t blocks_of_cta = (chunks + splits - 1) / splits * blocks;
     // Rows may have more columns than usual, and than were measured.
-    const int stages = chunks > row.chunks ? std::max(row.stages, 2) : row.stages;
-    return {.splits = splits,
+    const int stages = chunks_of(problem, block_keys) > row.chunks ? std::max(row.stages, blocks + 1) : row.stages;
+    return {.chunk = row.chunk,
+            .splits = splits,
             .heads = row.tile_heads,
-            .stages = static_cast<int>(std::min<std::int64_t>(stages, chunks_of_cta)),
+            .stages = static_cast<int>(std::min<std::int64_t>(stages, blocks_of_cta)),
             .cluster_tiles = std::min(row.cluster_tiles, tiles_of(problem, row.tile_heads))};
 }
 
@@ -235,7 +239,7 @@ std::optional<Choice> measured_layout(const Problem& problem, const DeviceSpec& 
                                                         .heads = problem.heads,
                                                         .chunks = usual_chunks(problem, options, block_keys)});
     // Rows may have been measured by a kernel of other tiles.
-    if (row == nullptr || std::ranges::find(head_tiles, row->tile_heads) == std::end(head_tiles)) return std::nullopt;
+    if (row == nullptr || !has_kernel(row->tile_heads, row->chunk)) return std::nullopt;
     const Layout layout = with_transport(fitted(*row, problem), problem, device, options);
     if (layout.splits > max_splits || layout.stages > max_stages || refuse_layout(problem, device, layout))
         return std::nullopt;
