@@ -46,9 +46,9 @@ Flags parse(int argc, char** argv) {
     app.add_option("--tile-heads", flags.tile_heads);
     app.add_option("--stages", flags.stages);
     app.add_option("--cluster-tiles", flags.cluster_tiles);
-    app.add_option("--gather", flags.gather);
-    app.add_option("--transport", flags.transport);
-    app.add_option("--trigger", flags.trigger);
+    app.add_option("--gather", flags.gather)->check(CLI::IsMember({"copies", "bulk"}));
+    app.add_option("--transport", flags.transport)->check(CLI::IsMember({"stores", "bulk", "weights"}));
+    app.add_option("--trigger", flags.trigger)->check(CLI::IsMember({"start", "loaded", "end"}));
     app.add_option("--query", flags.query)->check(CLI::IsMember({"f8_e4m3", "bf16"}));
     try {
         app.parse(argc, argv);

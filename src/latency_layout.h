@@ -46,7 +46,7 @@ constexpr int units_of_cta(int splits) { return (units + splits - 1) / splits; }
 
 constexpr std::size_t round_up(std::size_t bytes, std::size_t to) { return (bytes + to - 1) / to * to; }
 
-/// Barriers, masks, maxima, sums and weights: SmallShared of cuda/decode_latency.cuh.
+/// Barriers, masks, maxima, sums and weights: SmallShared of cuda/decode_latency_tile.cuh.
 constexpr std::size_t small_shared_bytes(int heads) {
     return round_up(
         32 + (16 + block_keys) * max_stages + std::size_t(heads) * 4 * (32 + 1 + 2 * max_splits + max_splits + 1),

@@ -110,6 +110,12 @@ bool fits_shared_memory(const Problem& problem, const DeviceSpec& device, const 
     return shared_of(problem, layout).bytes <= static_cast<std::size_t>(device.shared_memory_bytes);
 }
 
+/// Transport::bulk: the partial sums, staged where the records were.
+bool fits_stages(const Problem& problem, const Layout& layout) {
+    const std::size_t room = std::size_t{block_keys} * record_pitch(static_cast<int>(d_qk(problem))) * layout.stages;
+    return std::size_t{units} * layout.heads / 8 * quad_bytes <= room;
+}
+
 /// Weights wherever they can be exchanged.
 Layout with_transport(Layout layout, const Problem& problem, const DeviceSpec& device, const PlanOptions& options) {
     if (options.transport) {
@@ -148,6 +154,9 @@ std::optional<std::string> refuse_layout(const Problem& problem, const DeviceSpe
     if (layout.transport == Transport::weights && !can_exchange_weights(layout.splits, layout.chunk))
         return must_be("splits and chunk", "2, 4 or 8 and 64 with transport weights",
                        std::to_string(layout.splits) + " and " + std::to_string(layout.chunk));
+    if (layout.transport == Transport::bulk && !fits_stages(problem, layout))
+        return must_be("transport", "stores where the partial sums do not fit the stages (tile_heads / 16 <= stages)",
+                       "bulk");
     if (!fits_shared_memory(problem, device, layout))
         return must_be(
             "tile_heads and stages",
@@ -162,7 +171,8 @@ std::optional<std::string> refuse_layout(const Problem& problem, const DeviceSpe
     return std::nullopt;
 }
 
-/// Microseconds that a layout is expected to take for rows of so many chunks: figures of an H200 (docs/performance.md).
+/// Microseconds that a layout is expected to take for rows of so many chunks: rounded from what an H200 took
+/// (docs/performance.md), for chunks of 128 columns from the prediction there.
 /// Only their order matters.
 double expected_us(const Problem& problem, const DeviceSpec& device, const Layout& layout, std::int64_t chunks) {
     struct Cost {
@@ -210,6 +220,8 @@ struct Choice {
     double us = 0;                        ///< expected or measured
     const TuningRow* measured = nullptr;  ///< where the layout comes from, if not from the expectation
     std::string refusal;                  ///< of the first layout, if none can be launched
+
+    std::optional<std::string> refused() const { return layout ? std::nullopt : std::optional(refusal); }
 };
 
 /// A measured layout for a problem that may be smaller: no CTA of a cluster without a chunk, no stage without one.
@@ -290,16 +302,7 @@ std::optional<std::string> refuse(const Problem& problem, const DeviceSpec& devi
         return must_be("tile_heads", "16 or 32", std::to_string(*options.tile_heads));
     if (options.tile_heads && options.chunk && !has_kernel(*options.tile_heads, *options.chunk))
         return must_be("tile_heads", "16 with chunk 128", std::to_string(*options.tile_heads));
-    const Choice choice = choose_layout(problem, device, options);
-    if (!choice.layout) return choice.refusal;
-    if (options.transport == Transport::bulk) {
-        const std::size_t staged = std::size_t{units} * choice.layout->heads / 8 * quad_bytes;
-        const std::size_t room = std::size_t{block_keys} * record_pitch(static_cast<int>(d_qk(problem)));
-        if (staged > room * choice.layout->stages)
-            return must_be("transport",
-                           "stores where the partial sums do not fit the stages (tile_heads / 16 <= stages)", "bulk");
-    }
-    return std::nullopt;
+    return choose_layout(problem, device, options).refused();
 }
 
 KernelPlan plan(const Problem& problem, const DeviceSpec& device, const PlanOptions& options) {

@@ -66,12 +66,13 @@ void add_schedule_flags(CLI::App& app, RunFlags& flags) {
 
 void add_tiling_flags(CLI::App& app, RunFlags& flags) {
     const std::string group = "Tiling of a GPU kernel, where the plan shall not choose; never changes a bit";
-    word_option(app, "--tile-heads", flags.tile_heads, {"16", "32", "64"}, "heads of a CTA")->group(group);
-    integer_option(app, "--stages", flags.stages, 1, 64, "chunks on their way to shared memory")->group(group);
+    word_option(app, "--tile-heads", flags.tile_heads, {"16", "32"}, "heads of a CTA")->group(group);
+    integer_option(app, "--stages", flags.stages, 1, 4, "blocks of 64 columns that shared memory has room for")
+        ->group(group);
     integer_option(app, "--usual-columns", flags.usual_columns, 1, std::numeric_limits<std::int32_t>::max(),
                    "active columns of most rows: what the plan is to be fast for")
         ->group(group);
-    integer_option(app, "--cluster-tiles", flags.cluster_tiles, 1, 64, "tiles of heads in a cluster")->group(group);
+    integer_option(app, "--cluster-tiles", flags.cluster_tiles, 1, 8, "tiles of heads in a cluster")->group(group);
     word_option(app, "--gather", flags.gather, {std::string(name(Gather::copies)), std::string(name(Gather::bulk))},
                 "how records come to shared memory")
         ->group(group);

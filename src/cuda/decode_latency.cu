@@ -25,11 +25,35 @@ __device__ inline int divide_by_splits(const Params& params, int number) {
     return static_cast<int>(__umulhi(number, params.split_multiplier) >> params.split_shift);
 }
 
+/// First of all: every line of the parameters into the constant cache, one by each warp, so that their latencies
+/// overlap. Before the first branch, behind which the compiler leaves the other reads of parameters.
 template <class T>
-__device__ Place<T> place_of(const Params& params, unsigned char* shared) {
-    Place<T> at;
-    at.base = shared_address(shared);
-    asm volatile("" : "+r"(at.base));  // computed once: in a cluster the address costs a special register
+__device__ void touch_params(const Params& params, const Place<T>& at) {
+    constexpr int line_words = 16;
+    constexpr int last_line = (sizeof(Params) / 4 - 1) / line_words;
+    static_assert(last_line < T::threads / 32 && T::threads / 32 <= 32);
+    const int warp = static_cast<int>(threadIdx.x / 32);
+    const int word = reinterpret_cast<const int*>(&params)[line_words * min(warp, last_line)];
+    // Stored where nothing lies yet: what nobody uses would not be read.
+    store_shared(at.sums(0, warp), static_cast<std::uint32_t>(word));
+}
+
+/// Barriers whose numbers of arrivals no parameter changes. Before any parameter is needed.
+template <class T>
+__device__ void init_barriers(const Place<T>& at) {
+    if (threadIdx.x != 0) return;
+    init_mbarrier(at.stats_barrier(), 1);
+    init_mbarrier(at.outputs_barrier(), 1);
+    init_mbarrier(at.slices_barrier(), arrivals_of_gather * helper_warps);
+    init_mbarrier(at.first_barrier(), (arrivals_of_gather + 1) * T::warps);  // and each warp's part of the query
+#pragma unroll
+    for (int i = 0; i < max_stages; ++i) init_mbarrier(at.full(i), arrivals_of_gather * helper_warps);
+    fence_mbarrier_init();
+}
+
+/// Who this CTA and this thread are.
+template <class T>
+__device__ void find_place(const Params& params, Place<T>& at) {
     at.stages = at.base + params.stages_offset;
     // Of the CTA's number in the grid and in the cluster; the special registers of clusters are slow divisions.
     at.splits = params.splits;
@@ -44,27 +68,14 @@ __device__ Place<T> place_of(const Params& params, unsigned char* shared) {
     // Here, before the dependency wait, and not once more after it.
     asm volatile(""
                  : "+r"(at.row), "+r"(at.split), "+r"(at.splits), "+r"(at.tile), "+r"(at.tiles), "+r"(at.first_head));
-    return at;
 }
 
-/// Barriers, and arrival at the cluster: a peer's memory may be touched once the cluster has been waited for.
+/// The other barriers, and arrival at the cluster: a peer's memory may be touched once the cluster has been waited for.
 template <class T>
 __device__ void set_up(const Params& params, const Place<T>& at) {
-    // Of each warp that gathers one arrival, and those of its lanes' copies.
-    const int arrivals = params.gather == Gather::copies ? 33 : 1;
-    if (threadIdx.x == 0) {
-        init_mbarrier(at.stats_barrier(), 1);
-        init_mbarrier(at.outputs_barrier(), 1);
-        init_mbarrier(at.slices_barrier(), 33 * helper_warps);
-        init_mbarrier(at.first_barrier(), (arrivals + 1) * T::warps);  // and each warp's part of the query
-        fence_mbarrier_init();
-    }
     if (threadIdx.x == 32 * T::warps) {
 #pragma unroll
-        for (int i = 0; i < max_stages; ++i) {
-            init_mbarrier(at.full(i), arrivals * helper_warps);
-            init_mbarrier(at.empty(i), T::warps * params.tiles);
-        }
+        for (int i = 0; i < max_stages; ++i) init_mbarrier(at.empty(i), T::warps * at.tiles);
         fence_mbarrier_init();
     }
     arrive_at_cluster();
@@ -173,6 +184,7 @@ __device__ void weigh_chunk(const Params& params, const Place<T>& at, const Stag
     constexpr bool both_meanwhile = T::heads == 16 && T::blocks == 1;  // otherwise too few registers are left
     {
         float scores[T::heads / 2];
+        // Constant indices: an array that is indexed at run time lies in memory.
         compute_scores(at, at.block_of_group() == 0 ? stages[0] : stages[T::blocks - 1], scores, [&] {
             if (!needs_values) return;
             load_job(at, stages, 0, values);
@@ -280,7 +292,7 @@ __device__ void write_together(const Params& params, const Place<T>& at, const C
     wait_mbarrier(at.outputs_barrier(), 0);
     __syncwarp();
     //@ arrived
-    merge_units<T>(params, at, columns.splits);
+    merge_units<T>(params, at, columns.split_mask);
     //@ merged
     if (params.transport == Transport::bulk) {
         // A CTA's shared memory is the source of copies until its peers have them.
@@ -319,24 +331,11 @@ __device__ void write_by_weights(const Params& params, const Place<T>& at, const
     product.start_all(at);
     take<T>(Handover::weights);
     //@ multiplied
-    product.store(params, at, columns.splits);
+    product.store(params, at, columns.split_mask);
     //@ written
 }
 
-/// Before the dependency wait, and first of all: every line of the parameters into the constant cache, one by each
-/// warp, so that their latencies overlap.
-template <class T>
-__device__ void touch_params(const Params& params, unsigned char* shared) {
-    constexpr int line_words = 16;
-    constexpr int last_line = (sizeof(Params) / 4 - 1) / line_words;
-    static_assert(last_line < T::threads / 32);
-    const int warp = static_cast<int>(threadIdx.x / 32);
-    const int word = reinterpret_cast<const int*>(&params)[line_words * min(warp, last_line)];
-    // Stored where nothing lies yet: a load that nobody uses would be left out.
-    *reinterpret_cast<volatile int*>(shared + offsetof(typename T::Small, maxima) + 4 * warp) = word;
-}
-
-/// Also before it: addresses.
+/// Before the dependency wait: addresses.
 template <class T>
 __device__ Inputs<T> find_inputs(const Params& params, const Place<T>& at) {
     Inputs<T> inputs;
@@ -379,7 +378,7 @@ __device__ void bring_inputs(const Params& params, const Place<T>& at, const Col
 template <class T>
 __device__ void multiply(const Params& params, const Place<T>& at, const Columns& columns, int slot,
                          const QueryLoader<T>& query) {
-    if (columns.splits == 0) return write_empty<T>(params, at);
+    if (columns.split_mask == 0) return write_empty<T>(params, at);
     const bool sends = columns.has_split(at.split);
     const int senders = columns.num_splits();
     if (threadIdx.x == 0 && senders > 1) expect_partials(params, at, columns.weights_travel, senders - (sends ? 1 : 0));
@@ -391,6 +390,7 @@ __device__ void multiply(const Params& params, const Place<T>& at, const Columns
         bring_inputs(params, at, columns, slot, query);
         add_chunks(params, at, columns, partial, values, stages, first);
     } else {
+        if (params.trigger == Trigger::loaded) launch_dependent_grids();
         join_cluster(at, false);
     }
     if constexpr (T::blocks == 1) {
@@ -412,7 +412,7 @@ __device__ void multiply(const Params& params, const Place<T>& at, const Columns
 /// What the other warps do: gather what is not the first chunk, and find what each split is worth.
 template <class T>
 __device__ void help(const Params& params, const Place<T>& at, const Columns& columns) {
-    if (columns.splits == 0) return;
+    if (columns.split_mask == 0) return;
     join_cluster(at, false);
     if (columns.weights_travel) {
         // Bulk copies of the first chunk come later if these are under way beside them, and are needed before.
@@ -443,8 +443,12 @@ template <class T>
 __global__ void __launch_bounds__(T::threads, 1) decode(const __grid_constant__ Params params) {
     extern __shared__ __align__(1024) unsigned char shared[];
     //@ entered
-    touch_params<T>(params, shared);
-    const Place<T> at = place_of<T>(params, shared);
+    Place<T> at;
+    at.base = shared_address(shared);
+    asm volatile("" : "+r"(at.base));  // computed once: in a cluster the address costs a special register
+    touch_params(params, at);
+    init_barriers(at);
+    find_place(params, at);
     set_up(params, at);
     const Inputs<T> inputs = find_inputs(params, at);
     __syncthreads();  // the barriers are there

@@ -10,7 +10,6 @@
 
 #include "cuda/runtime.h"
 #include "gpu.h"
-#include "latency_layout.h"
 #include "latency_plan.h"
 #include "sparsemla/formats.h"
 
@@ -29,7 +28,7 @@ int sources_of(const Plan& plan) {
     return has_one_chunk(plan) && splits_of(plan) == 1 ? 1 : static_cast<int>(plan.problem.sources.size());
 }
 
-/// Active columns of each of them for which a split has one chunk at most.
+/// Active columns of each of them for which a split has one chunk at most, or of two sources one each.
 std::int64_t few_columns(const Plan& plan) { return splits_of(plan) * plan.schedule.chunk / sources_of(plan) - 5; }
 
 /// Columns of each source's list: a split has one chunk at most, or more.
@@ -50,6 +49,8 @@ Plan plan_of_check(const Plan& plan) {
         source.count_offset = 0;
     }
     check.schedule.splits = splits_of(plan);
+    // A scale whose half the format of P holds too: the check's weights are 1 and 2.
+    check.schedule.p_scale = plan.schedule.p_format == PFormat::e4m3 ? 448.0F : 32768.0F;
     return check;
 }
 
@@ -206,7 +207,7 @@ void run_check(const Plan& plan, std::int64_t active) {
     run_step(check, active, step);
     compare(step.out, step.lse,
             expected_of(columns_of(plan), active, sources_of(plan), static_cast<int>(d_qk(check.problem))),
-            check.schedule.kernel + " (" + to_string(*check.tiling) + ")");
+            to_string(check.schedule) + " (" + to_string(*check.tiling) + ")");
 }
 
 }  // namespace
@@ -214,10 +215,11 @@ void run_check(const Plan& plan, std::int64_t active) {
 void check_latency(const Plan& plan) {
     static std::mutex mutex;
     static std::set<std::string> passed;
-    const std::string key =
-        std::to_string(plan.device.device.index) + " " + std::string(name(plan.problem.query_dtype)) + " " +
-        std::to_string(d_qk(plan.problem)) + " " + std::to_string(plan.problem.sources.size()) +
-        (has_one_chunk(plan) ? " one " : " more ") + std::to_string(splits_of(plan)) + " " + to_string(*plan.tiling);
+    const std::string key = std::to_string(plan.device.device.index) + " " +
+                            std::string(name(plan.problem.query_dtype)) + " " + std::to_string(d_qk(plan.problem)) +
+                            " " + std::to_string(plan.problem.sources.size()) +
+                            (has_one_chunk(plan) ? " one " : " more ") + std::to_string(plan.schedule.chunk) + " " +
+                            std::to_string(splits_of(plan)) + " " + to_string(*plan.tiling);
     const std::lock_guard lock(mutex);
     if (passed.contains(key)) return;
     run_check(plan, few_columns(plan));

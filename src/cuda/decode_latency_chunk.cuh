@@ -1,4 +1,4 @@
-// What decode_latency does with a chunk of 64 records in shared memory: scores, softmax, values. Lane names: g = lane /
+// What decode_latency does with a chunk of records in shared memory: scores, softmax, values. Lane names: g = lane /
 // 4, t = lane % 4.
 #pragma once
 

@@ -14,8 +14,8 @@ namespace sparsemla::detail::latency {
 struct Columns {
     int first_active, second_active;  ///< leading columns of each source
     int first_end, second_begin, second_end;
-    std::uint32_t splits;  ///< bit s: split s has a chunk
-    bool weights_travel;   ///< instead of partial outputs: no split has two chunks
+    std::uint32_t split_mask;  ///< bit s: split s has a chunk
+    bool weights_travel;       ///< instead of partial outputs: no split has two chunks
 
     int second_first;  ///< of this CTA's chunks, the first one of source 1
 
@@ -24,12 +24,12 @@ struct Columns {
         const int distance = split - params.second_begin_split;
         return second_begin + distance + (distance < 0 ? params.splits : 0);
     }
-    __device__ int num_splits() const { return __popc(splits); }
-    __device__ bool has_split(int split) const { return (splits >> split & 1) != 0; }
+    __device__ int num_splits() const { return __popc(split_mask); }
+    __device__ bool has_split(int split) const { return (split_mask >> split & 1) != 0; }
     /// Whether a CTA has anything to do: where only one split has columns, its CTA writes the row, and where none has,
     /// CTA 0 does; otherwise all of them merge.
     __device__ bool concern(int split) const {
-        return num_splits() > 1 || has_split(split) || (splits == 0 && split == 0);
+        return num_splits() > 1 || has_split(split) || (split_mask == 0 && split == 0);
     }
     __device__ bool is_second(int number) const { return number >= second_begin; }
     __device__ bool has(int number) const {
@@ -92,7 +92,7 @@ __device__ Columns columns_of_row(const Params& params, const Inputs<T>& inputs,
         active = active || second < columns.second_end;
         columns.second_first = columns.first_of_second(params, split);
     }
-    columns.splits = __ballot_sync(all_lanes, active && lane < params.splits);
+    columns.split_mask = __ballot_sync(all_lanes, active && lane < params.splits);
     columns.weights_travel = T::blocks == 1 && params.transport == Transport::weights && columns.num_splits() > 1 &&
                              !__any_sync(all_lanes, more && lane < params.splits);
     return columns;
@@ -189,6 +189,9 @@ __device__ void copy_record_bulk(const Place<T>& at, const Found& found, bool is
     copy_bulk_multicast(to, found.record, T::d_qk, barrier, static_cast<std::uint16_t>(ctas));
 }
 
+/// Arrivals of a warp that gathers at the barrier of its copies: every lane's once these are there, and lane 0's.
+inline constexpr int arrivals_of_gather = 33;
+
 /// Starts the copies of this warp's part of a chunk's block into a stage; they arrive at `barrier`. `slots`: load_slots
 /// of this block. Absent records become zeros.
 template <class P, class T>
@@ -220,7 +223,10 @@ __device__ void gather_part(const Params& params, const Place<T>& at, const Colu
         if (at.lane == 0) arrive(barrier);
         return;
     }
-    if (at.lane == 0) arrive_expecting(barrier, copies * T::d_qk);
+    if (at.lane == 0) {
+        arrive_expecting(barrier, copies * T::d_qk);
+        arrive(barrier, arrivals_of_gather - 1);
+    }
     __syncwarp();
 #pragma unroll
     for (int pass = 0; pass < P::passes; ++pass) {

@@ -311,7 +311,7 @@ __device__ MergeJob merge_job(const Params& params, const Place<T>& at, int job)
 /// sums[j] += weight * part of `kSplits` splits for two jobs. All loads come before the sums, so that their latencies
 /// overlap. Splits without columns have sent nothing, and are left out.
 template <class T, int kSplits>
-__device__ void add_splits(const MergeJob (&jobs)[2], int first, std::uint32_t split_bytes, std::uint32_t splits,
+__device__ void add_splits(const MergeJob (&jobs)[2], int first, std::uint32_t split_bytes, std::uint32_t split_mask,
                            float4 (&sums)[2]) {
     float2 weight[2][kSplits];
     float4 part[2][kSplits];
@@ -321,7 +321,7 @@ __device__ void add_splits(const MergeJob (&jobs)[2], int first, std::uint32_t s
         for (int i = 0; i < kSplits; ++i) {
             weight[j][i] = {0, 0};
             part[j][i] = {0, 0, 0, 0};
-            if (!jobs[j].exists || (splits >> (first + i) & 1) == 0) continue;
+            if (!jobs[j].exists || (split_mask >> (first + i) & 1) == 0) continue;
             weight[j][i] = load_shared<float2>(jobs[j].weights + (first + i) * T::heads * 4);
             part[j][i] = load_shared<float4>(jobs[j].parts + (first + i) * split_bytes);
         }
@@ -338,7 +338,7 @@ __device__ void add_splits(const MergeJob (&jobs)[2], int first, std::uint32_t s
 
 /// This CTA's units of the output over all splits, in split order; two quads at a time by each warp.
 template <class T>
-__device__ void merge_units(const Params& params, const Place<T>& at, std::uint32_t splits) {
+__device__ void merge_units(const Params& params, const Place<T>& at, std::uint32_t split_mask) {
     constexpr int together = T::blocks == 1 ? 8 : 4;  // splits: what registers allow
     const std::uint32_t split_bytes = inbox_of_split<T>(params, 1);
     const Destination<T> to(params, at);
@@ -346,7 +346,7 @@ __device__ void merge_units(const Params& params, const Place<T>& at, std::uint3
         const MergeJob jobs[2] = {merge_job(params, at, job), merge_job(params, at, job + T::warps)};
         float4 sums[2] = {};
         for (int first = 0; first < at.splits; first += together)
-            add_splits<T, together>(jobs, first, split_bytes, splits, sums);
+            add_splits<T, together>(jobs, first, split_bytes, split_mask, sums);
 #pragma unroll
         for (int j = 0; j < 2; ++j)
             if (jobs[j].exists) store_quad(params, to, jobs[j].unit, jobs[j].quad, sums[j]);
@@ -357,7 +357,7 @@ __device__ void merge_units(const Params& params, const Place<T>& at, std::uint3
 template <class T, int kSplits>
 struct SlicesProduct {
     using S = Slices<T, kSplits>;
-    static constexpr int jobs = kSplits * S::blocks;
+    static constexpr int jobs = kSplits * S::dim_blocks;
     static constexpr int loaded = jobs < 4 ? jobs : 4;  ///< under way at a time
     static_assert(loaded == 4);
 
@@ -365,15 +365,15 @@ struct SlicesProduct {
     float outputs[jobs][S::heads / 2];
 
     __device__ void load(const Place<T>& at, int job) {
-        const int split = job / S::blocks;
-        const int unit = S::unit(at, job % S::blocks);
+        const int split = job / S::dim_blocks;
+        const int unit = S::unit(at, job % S::dim_blocks);
         const bool own = split == at.split;
         load_unit((own ? at.stages + at.split * S::dims : S::slice(at, split)) + unit * unit_dims,
                   own ? T::pitch : S::pitch, at.lane, values[job % loaded]);
     }
 
     __device__ void start(const Place<T>& at, int job) {
-        const int split = job / S::blocks;
+        const int split = job / S::dim_blocks;
         const SharedAddress weights =
             at.base + (split == at.split ? T::layout.weights : T::layout.inbox + split * T::weights_bytes);
         pin(outputs[job]);
@@ -398,23 +398,23 @@ struct SlicesProduct {
     }
 
     /// In split order. Splits without columns left garbage.
-    __device__ void store(const Params& params, const Place<T>& at, std::uint32_t splits) {
+    __device__ void store(const Params& params, const Place<T>& at, std::uint32_t split_mask) {
         wait_for_mma<0>();
 #pragma unroll
         for (float(&sums)[S::heads / 2] : outputs) pin(sums);
         const Destination<T> to(params, at);
         const int first_head = S::first_head(at);
 #pragma unroll
-        for (int block = 0; block < S::blocks; ++block)
+        for (int block = 0; block < S::dim_blocks; ++block)
 #pragma unroll
             for (int quad = 0; quad < S::quads; ++quad) {
                 float4 sums = {};
 #pragma unroll
                 for (int split = 0; split < kSplits; ++split) {
-                    if ((splits >> split & 1) == 0) continue;
+                    if ((split_mask >> split & 1) == 0) continue;
                     const float2 weight =
                         load_shared<float2>(at.weight(split, first_head + 8 * quad + 2 * (at.lane % 4)));
-                    const float* part = outputs[split * S::blocks + block] + 4 * quad;
+                    const float* part = outputs[split * S::dim_blocks + block] + 4 * quad;
                     sums.x += weight.x * part[0];
                     sums.y += weight.y * part[1];
                     sums.z += weight.x * part[2];

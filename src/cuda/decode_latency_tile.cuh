@@ -117,16 +117,16 @@ struct Slices {
     static_assert(can_exchange_weights(kSplits, T::chunk));
     static constexpr int dims = 512 / kSplits;
     static constexpr int units_here = dims / unit_dims;
-    static constexpr int blocks = dims > 64 ? dims / 64 / 2 : 1;
+    static constexpr int dim_blocks = dims > 64 ? dims / 64 / 2 : 1;
     static constexpr bool halves_heads = dims == 64;
     static constexpr int heads = halves_heads ? T::heads / 2 : T::heads;
     static constexpr int quads = heads / 8;
     static constexpr int pitch = slice_pitch(kSplits);
     static constexpr int slice_bytes = block_keys * pitch;  ///< of one split
 
-    /// Of this CTA's dimensions, the unit that a warp holds of its block `block`.
-    __device__ static int unit(const Place<T>& at, int block) {
-        return (halves_heads ? 0 : at.warpgroup() * 4 * blocks) + 4 * block + at.warp_of_group();
+    /// Of this CTA's dimensions, the unit that a warp holds of its block `dim_block`.
+    __device__ static int unit(const Place<T>& at, int dim_block) {
+        return (halves_heads ? 0 : at.warpgroup() * 4 * dim_blocks) + 4 * dim_block + at.warp_of_group();
     }
     __device__ static int first_head(const Place<T>& at) { return halves_heads ? at.warpgroup() * heads : 0; }
     /// Where the slice of another split's first record lies.

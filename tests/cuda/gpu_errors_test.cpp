@@ -120,5 +120,13 @@ TEST_F(GpuErrors, RefusedArguments) {
     expect_works(step, plan, call);
 }
 
+// The self-test of `prepare` is not about the caller's scale of P: neither 300 nor half of it is an E4M3.
+TEST_F(GpuErrors, AnyScaleOfPIsPrepared) {
+    Step step = random_step({.rows = 1, .heads = 16, .record = Record::fp8_512, .widths = {100}}, 6);
+    const Plan plan = step.plan({.p_format = PFormat::e4m3, .p_scale = 300.0F});
+    DeviceCall call = step.place(plan);
+    expect_works(step, plan, call);
+}
+
 }  // namespace
 }  // namespace sparsemla::test

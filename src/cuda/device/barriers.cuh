@@ -83,6 +83,11 @@ __device__ inline void arrive(SharedAddress barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
+// As many arrivals at once.
+__device__ inline void arrive(SharedAddress barrier, std::uint32_t arrivals) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
 // The same at a barrier of another CTA of the cluster (map_to_cta), which must not have ended.
 __device__ inline void arrive_at_peer(SharedAddress barrier) {
     asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
