@@ -381,7 +381,6 @@ __device__ void multiply(const Params& params, const Place<T>& at, const Columns
     if (columns.split_mask == 0) return write_empty<T>(params, at);
     const bool sends = columns.has_split(at.split);
     const int senders = columns.num_splits();
-    if (threadIdx.x == 0 && senders > 1) expect_partials(params, at, columns.weights_travel, senders - (sends ? 1 : 0));
     Partial<T> partial;
     FragmentA values[2][4];
     bool first = true;
@@ -413,6 +412,11 @@ __device__ void multiply(const Params& params, const Place<T>& at, const Columns
 template <class T>
 __device__ void help(const Params& params, const Place<T>& at, const Columns& columns) {
     if (columns.split_mask == 0) return;
+    const bool together = columns.num_splits() > 1;
+    if (at.helper() == 0 && at.lane == 0 && together)
+        expect_partials(params, at, columns.weights_travel,
+                        columns.num_splits() - (columns.has_split(at.split) ? 1 : 0));
+    __syncwarp();
     join_cluster(at, false);
     if (columns.weights_travel) {
         // Bulk copies of the first chunk come later if these are under way beside them, and are needed before.
@@ -422,7 +426,6 @@ __device__ void help(const Params& params, const Place<T>& at, const Columns& co
             with_splits(at.splits, [&]<int kSplits>() { gather_slices<T, kSplits>(params, at, columns); });
     }
     const int blocks = gather_more(params, at, columns);
-    const bool together = columns.num_splits() > 1;
     Statistics<T> statistics(params, at, columns);
     if (columns.has_split(at.split)) {
         take<T>(Handover::sums);
@@ -463,10 +466,10 @@ __global__ void __launch_bounds__(T::threads, 1) decode(const __grid_constant__ 
     if (!columns.concern(at.split)) return;
     //@ counts
     if (at.multiplies()) {
-        if (T::heads > 16) take_registers<224>();  // 8 warps of 224 and 4 of 56 are what 12 of 168 are
+        if (T::heads > 16) take_registers<216>();  // 8 warps of 216 and 4 of 72 are what 12 of 168 are
         multiply(params, at, columns, slot, query);
     } else {
-        if (T::heads > 16) keep_registers<56>();
+        if (T::heads > 16) keep_registers<72>();
         help(params, at, columns);
     }
 }

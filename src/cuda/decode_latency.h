@@ -54,9 +54,10 @@ struct Params {
     Trigger trigger;
     Transport transport;
     Gather gather;
-    std::int32_t tiles;  ///< of heads in a cluster, which share the records that each of them gathers
-    bool gaps;           ///< some source has slots_per_page > page_size
-    bool p_is_e4m3;      ///< P is rounded to E4M3, otherwise to FP16
+    std::int32_t tiles;          ///< of heads in a cluster, which share the records that each of them gathers
+    std::uint32_t sharing_ctas;  ///< bit i: CTA i of the cluster has split 0
+    bool gaps;                   ///< some source has slots_per_page > page_size
+    bool p_is_e4m3;              ///< P is rounded to E4M3, otherwise to FP16
     bool out_is_f32;
     bool out_pairs;  ///< BF16 outputs of which two neighbours may be stored at once
     bool lse_natural;

@@ -178,15 +178,14 @@ __device__ void copy_records(const Place<T>& at, const Found& found, SharedAddre
 }
 
 /// Gather::bulk: a copy a record, `issues` by a lane of each. The CTAs of a cluster that hold other tiles of heads need
-/// the same records: each of them fetches every tiles-th one for all.
+/// the same records: each of them fetches its share of every eight for all.
 template <class T>
-__device__ void copy_record_bulk(const Place<T>& at, const Found& found, bool issues, int column, SharedAddress to,
-                                 SharedAddress barrier) {
-    if (!issues || column % at.tiles != at.tile) return;
+__device__ void copy_record_bulk(const Params& params, const Place<T>& at, const Found& found, bool issues,
+                                 SharedAddress to, SharedAddress barrier) {
+    if (!issues || at.lane / 4 * at.tiles / 8 != at.tile) return;
     if (at.tiles == 1) return copy_bulk_async(to, found.record, T::d_qk, barrier);
-    std::uint32_t ctas = 0;
-    for (int tile = 0; tile < at.tiles; ++tile) ctas |= 1U << (at.split + tile * at.splits);
-    copy_bulk_multicast(to, found.record, T::d_qk, barrier, static_cast<std::uint16_t>(ctas));
+    copy_bulk_multicast(to, found.record, T::d_qk, barrier,
+                        static_cast<std::uint16_t>(params.sharing_ctas << at.split));
 }
 
 /// Arrivals of a warp that gathers at the barrier of its copies: every lane's once these are there, and lane 0's.
@@ -231,7 +230,7 @@ __device__ void gather_part(const Params& params, const Place<T>& at, const Colu
 #pragma unroll
     for (int pass = 0; pass < P::passes; ++pass) {
         const int column = P::column(at, pass);
-        copy_record_bulk(at, found[pass], leads && found[pass].present, column, records + column * T::pitch, barrier);
+        copy_record_bulk(params, at, found[pass], leads && found[pass].present, records + column * T::pitch, barrier);
     }
 }
 

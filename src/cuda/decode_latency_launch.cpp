@@ -113,6 +113,7 @@ Params params_of(const DecodeParams& call) {
     params.transport = plan.tiling->transport;
     params.gather = plan.tiling->gather;
     params.tiles = plan.tiling->cluster_tiles;
+    for (int tile = 0; tile < params.tiles; ++tile) params.sharing_ctas |= 1U << (tile * params.splits);
     params.query = static_cast<const std::byte*>(call.query);
     params.query_row_stride_bytes = call.query_row_stride * query_bytes;
     params.query_head_stride_bytes = call.query_head_stride * query_bytes;
