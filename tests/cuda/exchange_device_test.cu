@@ -350,7 +350,7 @@ TEST_F(BarrierDevice, APhaseEndsWithItsBytes) {
 }
 
 /// [one arrival short, complete].
-__global__ void arrivals_kernel(std::uint32_t* seen) {
+__global__ void many_arrivals_kernel(std::uint32_t* seen) {
     __shared__ std::uint64_t memory;
     const SharedAddress barrier = device::shared_address(&memory);
     device::init_mbarrier(barrier, 34);
@@ -365,7 +365,7 @@ __global__ void arrivals_kernel(std::uint32_t* seen) {
 
 TEST_F(BarrierDevice, ArrivalsCountAsManyAsTheySay) {
     const DeviceArray<std::uint32_t> seen(2);
-    run(arrivals_kernel, {.threads = 1}, seen.data());
+    run(many_arrivals_kernel, {.threads = 1}, seen.data());
     EXPECT_EQ(seen.values(), (std::vector<std::uint32_t>{0, 1}));
 }
 
