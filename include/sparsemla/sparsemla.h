@@ -298,7 +298,7 @@ typedef struct sparsemla_decode_args {
     sparsemla_tensor sinks;  /* f32 [>= heads], iff the problem has sinks */
     sparsemla_scale q_scale; /* default 1 */
     float out_scale;         /* extra factor on out, finite; default 1 */
-    int32_t validate;        /* refuse out-of-range slots and counts instead of treating them as absent; default 0 */
+    int32_t validate;        /* CPU only: refuse out-of-range slots and counts, which are absent else; default 0 */
     void* workspace;         /* 64-byte aligned; not in use by another call */
     uint64_t workspace_bytes;
     void* state;
