@@ -135,25 +135,13 @@ __device__ float value_factor_of_split(const Params& params, const Columns& colu
     return factors_of(params, source).values * params.inverse_p_scale;
 }
 
-/// Combines the values of a head's 8 lanes; every lane gets the result.
-template <class Combine>
-__device__ float over_lanes_of_head(float value, const Combine& combine) {
-#pragma unroll
-    for (int distance = 1; distance < 8; distance *= 2)
-        value = combine(value, __shfl_xor_sync(all_lanes, value, distance));
-    return value;
-}
-
-__device__ inline float sum_over_lanes_of_head(float value) {
-    return over_lanes_of_head(value, [](float x, float y) { return x + y; });
-}
-
 /// What the helpers do at the end: sums of this CTA's columns to all CTAs of the row, and from those of all splits what
 /// each split's partial outputs are worth. 8 lanes a head, of two splits each; 4 heads a warp at a time.
 template <class T>
 struct Statistics {
     static_assert(max_splits == 16 && T::heads % (4 * helper_warps) == 0);
     static constexpr int rounds = T::heads / (4 * helper_warps);
+    static constexpr int lanes_of_head = 8;
 
     int lane;                            ///< of the head
     int heads[rounds];                   ///< of the tile
@@ -177,7 +165,7 @@ struct Statistics {
 #pragma unroll
         for (int i = 0; i < rounds; ++i) {
             const float4 shares = load_shared<float4>(at.sums(heads[i], 4 * lane));
-            const float sum = sum_over_lanes_of_head((shares.x + shares.y) + (shares.z + shares.w));
+            const float sum = warp_sum<lanes_of_head>((shares.x + shares.y) + (shares.z + shares.w));
             const float max = load_shared<float>(at.maximum(heads[i]));
             const SharedAddress to = at.stats(at.split, heads[i]);
 #pragma unroll
@@ -199,12 +187,14 @@ struct Statistics {
             for (int j = 0; j < 2; ++j)
                 stats[j] = columns.has_split(lane + 8 * j) ? load_shared<float2>(at.stats(lane + 8 * j, heads[i]))
                                                            : float2{-INFINITY, 0};
-            const float max =
-                over_lanes_of_head(fmaxf(stats[0].x, stats[1].x), [](float x, float y) { return fmaxf(x, y); });
+            float max = fmaxf(stats[0].x, stats[1].x);
+#pragma unroll
+            for (int distance = lanes_of_head / 2; distance > 0; distance /= 2)
+                max = fmaxf(max, __shfl_xor_sync(all_lanes, max, distance));
             float weight[2];
 #pragma unroll
             for (int j = 0; j < 2; ++j) weight[j] = stats[j].x == -INFINITY ? 0 : exp2_approximate(stats[j].x - max);
-            const float sum = sum_over_lanes_of_head(weight[0] * stats[0].y + weight[1] * stats[1].y);
+            const float sum = warp_sum<lanes_of_head>(weight[0] * stats[0].y + weight[1] * stats[1].y);
             const float factor = output_factor(params, sinks[i], max, sum);
 #pragma unroll
             for (int j = 0; j < 2; ++j)

@@ -80,6 +80,9 @@ struct WarpMax {
 struct WarpSum {
     __device__ float operator()(float value) const { return device::warp_sum(value); }
 };
+struct SumOf8 {
+    __device__ float operator()(float value) const { return device::warp_sum<8>(value); }
+};
 
 Warp constant(float value) {
     Warp warp;
@@ -157,6 +160,18 @@ TEST_F(ReduceDevice, SumInAFixedOrder) {
     const std::vector<float> special = reduce<WarpSum>({nan, infinity});
     EXPECT_TRUE(std::isnan(special[0]));
     EXPECT_EQ(special[1], INFINITY);
+}
+
+// Four groups of the same 8 numbers: each group its own sum, the largest distance first.
+TEST_F(ReduceDevice, SumsOfEightLanes) {
+    std::vector<Warp> warps = random_warps(50, 10.0F);
+    for (Warp& warp : warps)
+        for (std::size_t lane = 8; lane < 32; ++lane) warp[lane] = warp[lane - 8];
+    const std::vector<float> sums = reduce<SumOf8>(warps);
+    for (std::size_t i = 0; i < warps.size(); ++i) {
+        const Warp& w = warps[i];
+        EXPECT_EQ(sums[i], ((w[0] + w[4]) + (w[2] + w[6])) + ((w[1] + w[5]) + (w[3] + w[7]))) << "warp " << i;
+    }
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// Reductions over a warp: every lane gets the result; the order of additions is fixed.
+// Reductions over a warp or over each of its groups of lanes: every lane gets the result; the order of additions is
+// fixed.
 #pragma once
 
 #include <cstdint>
@@ -16,9 +17,11 @@ __device__ inline float warp_max(float value) {
     return __int_as_float(ordered(largest));
 }
 
-__device__ inline float warp_sum(float value) {
+/// Over kLanes neighbours, a power of two; lanes l ^ distance meet, the largest distance first.
+template <int kLanes = 32>
+__device__ float warp_sum(float value) {
 #pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2) value += __shfl_xor_sync(all_lanes, value, distance);
+    for (int distance = kLanes / 2; distance > 0; distance /= 2) value += __shfl_xor_sync(all_lanes, value, distance);
     return value;
 }
 
