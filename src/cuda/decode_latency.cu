@@ -25,20 +25,7 @@ __device__ inline int divide_by_splits(const Params& params, int number) {
     return static_cast<int>(__umulhi(number, params.split_multiplier) >> params.split_shift);
 }
 
-/// First of all: every line of the parameters into the constant cache, one by each warp, so that their latencies
-/// overlap. Before the first branch, behind which the compiler leaves the other reads of parameters.
-template <class T>
-__device__ void touch_params(const Params& params, const Place<T>& at) {
-    constexpr int line_words = 16;
-    constexpr int last_line = (sizeof(Params) / 4 - 1) / line_words;
-    static_assert(last_line < T::threads / 32 && T::threads / 32 <= 32);
-    const int warp = static_cast<int>(threadIdx.x / 32);
-    const int word = reinterpret_cast<const int*>(&params)[line_words * min(warp, last_line)];
-    // Stored where nothing lies yet: what nobody uses would not be read.
-    store_shared(at.sums(0, warp), static_cast<std::uint32_t>(word));
-}
-
-/// Barriers whose numbers of arrivals no parameter changes. Before any parameter is needed.
+/// Barriers whose numbers of arrivals no parameter changes: before any parameter is needed.
 template <class T>
 __device__ void init_barriers(const Place<T>& at) {
     if (threadIdx.x != 0) return;
@@ -292,7 +279,14 @@ __device__ void write_together(const Params& params, const Place<T>& at, const C
     wait_mbarrier(at.outputs_barrier(), 0);
     __syncwarp();
     //@ arrived
-    merge_units<T>(params, at, columns.split_mask);
+    // Many splits leave a CTA few units: half a quad for each warp then. As many loads under way as registers allow.
+    constexpr bool few_registers = T::blocks > 1;
+    if (at.splits > 8)
+        merge_units<T, 1, 1, few_registers ? 8 : 16>(params, at, columns.split_mask);
+    else if (at.splits > 4)
+        merge_units<T, 2, few_registers ? 1 : 2, 8>(params, at, columns.split_mask);
+    else
+        merge_units<T, 2, few_registers ? 2 : 4, 4>(params, at, columns.split_mask);
     //@ merged
     if (params.transport == Transport::bulk) {
         // A CTA's shared memory is the source of copies until its peers have them.
@@ -313,11 +307,9 @@ __device__ void send_outputs(const Params& params, const Place<T>& at, const Sta
     if (!stores) copy_outputs<T>(params, at, partial.outputs);
 }
 
-/// exchange of weights, values and merge. `sends`: this CTA has a chunk, in the first stage.
+/// Values over all columns and merge, while the helpers exchange weights.
 template <class T, int kSplits>
-__device__ void write_by_weights(const Params& params, const Place<T>& at, const Columns& columns, bool sends) {
-    if (sends) send_weights<T, kSplits>(at);
-    //@ sent_weights
+__device__ void write_by_weights(const Params& params, const Place<T>& at, const Columns& columns) {
     if (params.trigger == Trigger::end) launch_dependent_grids();
     wait_mbarrier(at.slices_barrier(), 0);
     __syncwarp();
@@ -394,8 +386,7 @@ __device__ void multiply(const Params& params, const Place<T>& at, const Columns
     }
     if constexpr (T::blocks == 1) {
         if (columns.weights_travel)
-            return with_splits(at.splits,
-                               [&]<int kSplits>() { write_by_weights<T, kSplits>(params, at, columns, sends); });
+            return with_splits(at.splits, [&]<int kSplits>() { write_by_weights<T, kSplits>(params, at, columns); });
     }
     if (senders == 1) {
         add_values<T>(at, stages, first, partial.outputs, values, [](int) {});
@@ -430,6 +421,8 @@ __device__ void help(const Params& params, const Place<T>& at, const Columns& co
     if (columns.has_split(at.split)) {
         take<T>(Handover::sums);
         //@@ sums
+        if (columns.weights_travel) send_weights<T>(at);
+        //@@ sent_weights
         statistics.send(at, together);
     }
     if (together) wait_mbarrier(at.stats_barrier(), 0);
@@ -449,7 +442,6 @@ __global__ void __launch_bounds__(T::threads, 1) decode(const __grid_constant__ 
     Place<T> at;
     at.base = shared_address(shared);
     asm volatile("" : "+r"(at.base));  // computed once: in a cluster the address costs a special register
-    touch_params(params, at);
     init_barriers(at);
     find_place(params, at);
     set_up(params, at);

@@ -38,7 +38,8 @@ __device__ std::uint32_t inbox_of_split(const Params& params, int split) {
     return split * params.units_of_cta * (T::quads * quad_bytes);
 }
 
-/// Transport `stores`: every lane's sums of a unit straight from its registers.
+/// Transport `stores`: every lane's sums of a unit straight from its registers. Both dimensions of head 2t come before
+/// those of head 2t + 1.
 template <class T>
 __device__ void send_unit(const Params& params, const Place<T>& at, std::uint32_t unit,
                           const float (&sums)[T::heads / 2]) {
@@ -48,14 +49,14 @@ __device__ void send_unit(const Params& params, const Place<T>& at, std::uint32_
     if (owner == at.split) {
 #pragma unroll
         for (int j = 0; j < T::quads; ++j)
-            store_shared(here + j * quad_bytes, sums[4 * j], sums[4 * j + 1], sums[4 * j + 2], sums[4 * j + 3]);
+            store_shared(here + j * quad_bytes, sums[4 * j], sums[4 * j + 2], sums[4 * j + 1], sums[4 * j + 3]);
         return;
     }
     const SharedAddress to = map_to_cta(here, at.cta(owner));
     const SharedAddress arrived = map_to_cta(at.outputs_barrier(), at.cta(owner));
 #pragma unroll
     for (int j = 0; j < T::quads; ++j)
-        store_async(to + j * quad_bytes, sums[4 * j], sums[4 * j + 1], sums[4 * j + 2], sums[4 * j + 3], arrived);
+        store_async(to + j * quad_bytes, sums[4 * j], sums[4 * j + 2], sums[4 * j + 1], sums[4 * j + 3], arrived);
 }
 
 /// Transport `bulk`: staged where the records were, then one copy for each CTA of the cluster.
@@ -72,8 +73,8 @@ __device__ void copy_outputs(const Params& params, const Place<T>& at, const Out
             const SharedAddress to =
                 stays ? at.base + T::layout.inbox + inbox_of_split<T>(params, at.split) + unit_here * unit_bytes
                       : at.stages + at.unit(i) * unit_bytes;
-            store_shared(to + j * quad_bytes + at.lane * 16, outputs[i][4 * j], outputs[i][4 * j + 1],
-                         outputs[i][4 * j + 2], outputs[i][4 * j + 3]);
+            store_shared(to + j * quad_bytes + at.lane * 16, outputs[i][4 * j], outputs[i][4 * j + 2],
+                         outputs[i][4 * j + 1], outputs[i][4 * j + 3]);
         }
     fence_async_proxy();
     sync_multipliers<T>();
@@ -84,22 +85,23 @@ __device__ void copy_outputs(const Params& params, const Place<T>& at, const Out
                      map_to_cta(at.outputs_barrier(), at.cta(at.lane)));
 }
 
-/// Transport `weights`: this CTA's P to all others of the row.
-template <class T, int kSplits>
+/// Transport `weights`: this CTA's P to all others of the row, by the helpers.
+template <class T>
 __device__ void send_weights(const Place<T>& at) {
-    constexpr int pieces = T::weights_bytes / 16;
-    constexpr int ctas = 32 * T::warps / pieces;  // served at a time
-    const int thread = 32 * at.warp + at.lane;
-    const int piece = thread % pieces * 16;
-    const float4 p = load_shared<float4>(at.base + T::layout.weights + piece);
-    const SharedAddress to = at.base + T::layout.inbox + at.split * T::weights_bytes + piece;
-    const SharedAddress barrier = at.outputs_barrier();
+    constexpr int step = 32 * helper_warps * 16;
+    static_assert(T::weights_bytes % step == 0);
+    constexpr int pieces = T::weights_bytes / step;  // of a thread
+    const int first = (32 * at.helper() + at.lane) * 16;
+    float4 p[pieces];
 #pragma unroll
-    for (int first = 1; first < kSplits; first += ctas) {
-        const int distance = first + thread / pieces;
-        if (distance >= kSplits) break;
-        const int cta = at.cta((at.split + distance) % kSplits);
-        store_async(map_to_cta(to, cta), p.x, p.y, p.z, p.w, map_to_cta(barrier, cta));
+    for (int i = 0; i < pieces; ++i) p[i] = load_shared<float4>(at.base + T::layout.weights + first + i * step);
+    const SharedAddress to = at.base + T::layout.inbox + at.split * T::weights_bytes + first;
+    const SharedAddress barrier = at.outputs_barrier();
+    for (int distance = 1; distance < at.splits; ++distance) {
+        const int cta = at.cta((at.split + distance) & (at.splits - 1));  // a power of two
+        const SharedAddress inbox = map_to_cta(to, cta), arrived = map_to_cta(barrier, cta);
+#pragma unroll
+        for (int i = 0; i < pieces; ++i) store_async(inbox + i * step, p[i].x, p[i].y, p[i].z, p[i].w, arrived);
     }
 }
 
@@ -111,13 +113,10 @@ __device__ inline float sink_of(const Params& params, int head) {
 
 /// out_scale / (l + 2^(sink - max)): the larger of max and sink is the reference, so that neither power overflows.
 __device__ inline float output_factor(const Params& params, float sink, float max, float sum) {
-    if (sum == 0) return 0;  // no column: +0, whatever the sink
-    if (sink == -INFINITY) return params.out_scale * reciprocal_approximate(sum);
-    if (sink > max) {
-        const float weight = exp2_approximate(max - sink);
-        return params.out_scale * (weight * reciprocal_approximate(sum * weight + 1.0F));
-    }
-    return params.out_scale * reciprocal_approximate(sum + exp2_approximate(sink - max));
+    const float reference = fmaxf(max, sink);
+    const float of_sum = exp2_approximate(max - reference), of_sink = exp2_approximate(sink - reference);
+    const float factor = params.out_scale * (of_sum * reciprocal_approximate(sum * of_sum + of_sink));
+    return sum == 0 ? 0 : factor;  // no column: +0, whatever the sink
 }
 
 __device__ inline void write_lse(const Params& params, int row, int head, float max, float sum) {
@@ -213,18 +212,33 @@ struct Statistics {
     }
 };
 
-/// Dimensions dim, dim + 1 of a head, wherever the output's type, strides and alignment allow only single elements.
-__device__ inline void store_elements(const Params& params, std::int64_t element, float x, float y) {
-    if (params.out_is_f32) {
+/// Calls store.operator()<pairs>(): whether dimensions 2i, 2i + 1 are one aligned word of BF16, or type, strides and
+/// alignment allow only single elements. Asked once for all of a warp's outputs: code that is not taken between the
+/// stores would be fetched too.
+template <class Store>
+__device__ void store_all(const Params& params, const Store& store) {
+    if (params.out_pairs)
+        store.template operator()<true>();
+    else
+        store.template operator()<false>();
+}
+
+/// Dimensions dim, dim + 1 of a head, if it `exists`.
+template <bool kPairs>
+__device__ void store_pair(const Params& params, bool exists, std::int64_t element, float x, float y) {
+    const std::uint32_t halves = f32x2_to_bf16x2(x, y);
+    if constexpr (kPairs) {
+        store_global_if(exists, params.out + 2 * element, halves);
+    } else if (!exists) {
+    } else if (params.out_is_f32) {
         float* to = reinterpret_cast<float*>(params.out) + element;
         to[0] = x;
         to[1] = y;
-        return;
+    } else {
+        std::uint16_t* to = reinterpret_cast<std::uint16_t*>(params.out) + element;
+        to[0] = static_cast<std::uint16_t>(halves);
+        to[1] = static_cast<std::uint16_t>(halves >> 16);
     }
-    const std::uint32_t halves = f32x2_to_bf16x2(x, y);
-    std::uint16_t* to = reinterpret_cast<std::uint16_t*>(params.out) + element;
-    to[0] = static_cast<std::uint16_t>(halves);
-    to[1] = static_cast<std::uint16_t>(halves >> 16);
 }
 
 /// Where a lane's outputs go: heads 2t, 2t + 1 of each 8, dims 2g, 2g + 1 of each 16.
@@ -241,19 +255,11 @@ struct Destination {
 };
 
 /// Four outputs of a lane in a quad: dims 2g, 2g + 1 of heads 2t, 2t + 1.
-template <class T>
+template <bool kPairs, class T>
 __device__ void store_quad(const Params& params, const Destination<T>& to, int unit, int quad, const float4& outputs) {
     const std::int64_t element = to.element + 8 * quad * params.out_head_stride + unit * unit_dims;
-    const std::int64_t next = element + params.out_head_stride;
-    const bool first = 8 * quad < to.heads_left;
-    const bool second = 8 * quad + 1 < to.heads_left;
-    if (params.out_pairs) {  // BF16, and 4-byte aligned
-        if (first) *reinterpret_cast<std::uint32_t*>(params.out + 2 * element) = f32x2_to_bf16x2(outputs.x, outputs.z);
-        if (second) *reinterpret_cast<std::uint32_t*>(params.out + 2 * next) = f32x2_to_bf16x2(outputs.y, outputs.w);
-        return;
-    }
-    if (first) store_elements(params, element, outputs.x, outputs.z);
-    if (second) store_elements(params, next, outputs.y, outputs.w);
+    store_pair<kPairs>(params, 8 * quad < to.heads_left, element, outputs.x, outputs.z);
+    store_pair<kPairs>(params, 8 * quad + 1 < to.heads_left, element + params.out_head_stride, outputs.y, outputs.w);
 }
 
 /// No split has columns: +0 and -inf, by CTA 0.
@@ -261,85 +267,125 @@ template <class T>
 __device__ void write_empty(const Params& params, const Place<T>& at) {
     for (int head = at.first_head + at.warp; head < min(at.first_head + T::heads, params.heads); head += T::warps) {
         const std::int64_t element = at.row * params.out_row_stride + head * params.out_head_stride;
-        for (int dim = 2 * at.lane; dim < 512; dim += 64) store_elements(params, element + dim, 0, 0);
+        for (int dim = 2 * at.lane; dim < 512; dim += 64) store_pair<false>(params, true, element + dim, 0, 0);
         if (at.lane == 0) write_lse(params, at.row, head, -INFINITY, 0);
     }
 }
 
 /// Only one split of the row has columns: its registers are the row's sums.
 template <class T>
-__device__ void store_outputs(const Params& params, const Place<T>& at, const Outputs<T>& outputs) {
+__device__ void store_outputs(const Params& params, const Place<T>& at, Outputs<T>& outputs) {
     const Destination<T> to(params, at);
 #pragma unroll
     for (int j = 0; j < T::quads; ++j) {
         const float2 weight = load_shared<float2>(at.weight(at.split, 8 * j + 2 * (at.lane % 4)));
 #pragma unroll
-        for (int i = 0; i < T::units_of_warp; ++i)
-            store_quad(params, to, at.unit(i), j,
-                       {outputs[i][4 * j] * weight.x, outputs[i][4 * j + 1] * weight.y,
-                        outputs[i][4 * j + 2] * weight.x, outputs[i][4 * j + 3] * weight.y});
+        for (int i = 0; i < T::units_of_warp; ++i) {
+            float* sums = outputs[i] + 4 * j;
+            sums[0] *= weight.x;
+            sums[1] *= weight.y;
+            sums[2] *= weight.x;
+            sums[3] *= weight.y;
+        }
     }
+    store_all(params, [&]<bool kPairs>() {
+#pragma unroll
+        for (int j = 0; j < T::quads; ++j)
+#pragma unroll
+            for (int i = 0; i < T::units_of_warp; ++i) {
+                const float* sums = outputs[i] + 4 * j;
+                store_quad<kPairs>(params, to, at.unit(i), j, {sums[0], sums[1], sums[2], sums[3]});
+            }
+    });
 }
 
-/// A quad of a unit that a warp merges: where its partial sums and their weights lie, of split 0.
+/// What a warp merges at a time: a quad, kHeads = 2 heads a lane; or half of the lanes of one, a head a lane.
+template <class T, int kHeads>
 struct MergeJob {
+    static constexpr int of_quad = 2 / kHeads;  ///< jobs
+
     bool exists;
-    int unit, quad;
-    SharedAddress parts, weights;
+    int heads_left;                ///< of the row from the lane's first one on
+    std::int64_t element;          ///< of the output
+    SharedAddress parts, weights;  ///< of split 0
+
+    __device__ MergeJob(const Params& params, const Place<T>& at, int job) {
+        const int quad = job / of_quad;
+        const int sender = kHeads == 2 ? at.lane : job % 2 * 16 + at.lane / 2;  // which lane's sums
+        const int unit = quad / T::quads;
+        const int head = quad % T::quads * 8 + sender % 4 * 2 + (kHeads == 2 ? 0 : at.lane % 2);
+        exists = unit < units_here(params, at.split);
+        heads_left = params.heads - at.first_head - head;
+        element = at.row * params.out_row_stride + (at.first_head + head) * params.out_head_stride +
+                  (at.split * params.units_of_cta + unit) * unit_dims + sender / 4 * 2;
+        parts = static_cast<SharedAddress>(at.base + T::layout.inbox + job * (quad_bytes / of_quad) +
+                                           at.lane * (8 * kHeads));
+        weights = at.weight(0, head);
+    }
 };
 
-template <class T>
-__device__ MergeJob merge_job(const Params& params, const Place<T>& at, int job) {
-    const int quad = job % T::quads;
-    return {.exists = job < units_here(params, at.split) * T::quads,
-            .unit = at.split * params.units_of_cta + job / T::quads,
-            .quad = quad,
-            .parts = static_cast<SharedAddress>(at.base + T::layout.inbox + job * quad_bytes + at.lane * 16),
-            .weights = at.weight(0, 8 * quad + 2 * (at.lane % 4))};
-}
+/// Of one split, two dimensions of kHeads heads, and what they are worth.
+template <int kHeads>
+struct MergePart {
+    float2 sums[kHeads];
+    float weights[kHeads];
 
-/// sums[j] += weight * part of `kSplits` splits for two jobs. All loads come before the sums, so that their latencies
-/// overlap. Splits without columns have sent nothing, and are left out.
-template <class T, int kSplits>
-__device__ void add_splits(const MergeJob (&jobs)[2], int first, std::uint32_t split_bytes, std::uint32_t split_mask,
-                           float4 (&sums)[2]) {
-    float2 weight[2][kSplits];
-    float4 part[2][kSplits];
-#pragma unroll
-    for (int j = 0; j < 2; ++j)
-#pragma unroll
-        for (int i = 0; i < kSplits; ++i) {
-            weight[j][i] = {0, 0};
-            part[j][i] = {0, 0, 0, 0};
-            if (!jobs[j].exists || (split_mask >> (first + i) & 1) == 0) continue;
-            weight[j][i] = load_shared<float2>(jobs[j].weights + (first + i) * T::heads * 4);
-            part[j][i] = load_shared<float4>(jobs[j].parts + (first + i) * split_bytes);
+    __device__ void load(SharedAddress part, SharedAddress weight) {
+        if constexpr (kHeads == 2) {
+            const float4 both = load_shared<float4>(part);
+            const float2 factors = load_shared<float2>(weight);
+            sums[0] = {both.x, both.y};
+            sums[1] = {both.z, both.w};
+            weights[0] = factors.x;
+            weights[1] = factors.y;
+        } else {
+            sums[0] = load_shared<float2>(part);
+            weights[0] = load_shared<float>(weight);
         }
-#pragma unroll
-    for (int j = 0; j < 2; ++j)
-#pragma unroll
-        for (int i = 0; i < kSplits; ++i) {
-            sums[j].x += weight[j][i].x * part[j][i].x;
-            sums[j].y += weight[j][i].y * part[j][i].y;
-            sums[j].z += weight[j][i].x * part[j][i].z;
-            sums[j].w += weight[j][i].y * part[j][i].w;
-        }
-}
+    }
+};
 
-/// This CTA's units of the output over all splits, in split order; two quads at a time by each warp.
-template <class T>
+/// This CTA's units of the output over all splits, in split order: kJobs jobs a warp at a time, kSplits splits at a
+/// time. All loads come before the sums, so that their latencies overlap. Splits without columns have sent nothing, and
+/// are left out.
+template <class T, int kHeads, int kJobs, int kSplits>
 __device__ void merge_units(const Params& params, const Place<T>& at, std::uint32_t split_mask) {
-    constexpr int together = T::blocks == 1 ? 8 : 4;  // splits: what registers allow
+    using Job = MergeJob<T, kHeads>;
     const std::uint32_t split_bytes = inbox_of_split<T>(params, 1);
-    const Destination<T> to(params, at);
-    for (int job = at.warp; job < units_here(params, at.split) * T::quads; job += 2 * T::warps) {
-        const MergeJob jobs[2] = {merge_job(params, at, job), merge_job(params, at, job + T::warps)};
-        float4 sums[2] = {};
-        for (int first = 0; first < at.splits; first += together)
-            add_splits<T, together>(jobs, first, split_bytes, split_mask, sums);
+    const int jobs = units_here(params, at.split) * T::quads * Job::of_quad;
+    for (int begin = at.warp; begin < jobs; begin += kJobs * T::warps) {
+        float2 sums[kJobs][kHeads] = {};
+        for (int first = 0; first < at.splits; first += kSplits) {
+            MergePart<kHeads> parts[kJobs][kSplits] = {};
 #pragma unroll
-        for (int j = 0; j < 2; ++j)
-            if (jobs[j].exists) store_quad(params, to, jobs[j].unit, jobs[j].quad, sums[j]);
+            for (int j = 0; j < kJobs; ++j) {
+                const Job job(params, at, begin + j * T::warps);
+#pragma unroll
+                for (int i = 0; i < kSplits; ++i)
+                    if (job.exists && (split_mask >> (first + i) & 1) != 0)
+                        parts[j][i].load(job.parts + (first + i) * split_bytes,
+                                         job.weights + (first + i) * T::heads * 4);
+            }
+#pragma unroll
+            for (int j = 0; j < kJobs; ++j)
+#pragma unroll
+                for (int i = 0; i < kSplits; ++i)
+#pragma unroll
+                    for (int head = 0; head < kHeads; ++head) {
+                        sums[j][head].x += parts[j][i].weights[head] * parts[j][i].sums[head].x;
+                        sums[j][head].y += parts[j][i].weights[head] * parts[j][i].sums[head].y;
+                    }
+        }
+        store_all(params, [&]<bool kPairs>() {
+#pragma unroll
+            for (int j = 0; j < kJobs; ++j) {
+                const Job job(params, at, begin + j * T::warps);
+#pragma unroll
+                for (int head = 0; head < kHeads; ++head)
+                    store_pair<kPairs>(params, job.exists && head < job.heads_left,
+                                       job.element + head * params.out_head_stride, sums[j][head].x, sums[j][head].y);
+            }
+        });
     }
 }
 
@@ -392,26 +438,34 @@ struct SlicesProduct {
         wait_for_mma<0>();
 #pragma unroll
         for (float(&sums)[S::heads / 2] : outputs) pin(sums);
-        const Destination<T> to(params, at);
         const int first_head = S::first_head(at);
+        float4 sums[S::dim_blocks][S::quads] = {};
 #pragma unroll
         for (int block = 0; block < S::dim_blocks; ++block)
 #pragma unroll
             for (int quad = 0; quad < S::quads; ++quad) {
-                float4 sums = {};
+                float4& sum = sums[block][quad];
 #pragma unroll
                 for (int split = 0; split < kSplits; ++split) {
                     if ((split_mask >> split & 1) == 0) continue;
                     const float2 weight =
                         load_shared<float2>(at.weight(split, first_head + 8 * quad + 2 * (at.lane % 4)));
                     const float* part = outputs[split * S::dim_blocks + block] + 4 * quad;
-                    sums.x += weight.x * part[0];
-                    sums.y += weight.y * part[1];
-                    sums.z += weight.x * part[2];
-                    sums.w += weight.y * part[3];
+                    sum.x += weight.x * part[0];
+                    sum.y += weight.y * part[1];
+                    sum.z += weight.x * part[2];
+                    sum.w += weight.y * part[3];
                 }
-                store_quad(params, to, at.split * S::units_here + S::unit(at, block), first_head / 8 + quad, sums);
             }
+        const Destination<T> to(params, at);
+        store_all(params, [&]<bool kPairs>() {
+#pragma unroll
+            for (int block = 0; block < S::dim_blocks; ++block)
+#pragma unroll
+                for (int quad = 0; quad < S::quads; ++quad)
+                    store_quad<kPairs>(params, to, at.split * S::units_here + S::unit(at, block),
+                                       first_head / 8 + quad, sums[block][quad]);
+        });
     }
 };
 

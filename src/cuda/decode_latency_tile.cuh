@@ -80,8 +80,11 @@ struct Place {
     /// In K * Q^T: of the chunk's blocks and of the dimensions, which ones are this warpgroup's.
     __device__ int block_of_group() const { return warpgroup() / 2; }
     __device__ int half_of_group() const { return warpgroup() % 2; }
-    /// The unit of the output that this warp holds in its i-th wgmma.
-    __device__ int unit(int i) const { return warpgroup() * 4 * T::units_of_warp + 4 * i + warp_of_group(); }
+    /// The unit of the output that this warp holds in its i-th wgmma. CTAs take turns, so that they do not all send to
+    /// the same peers at the same time.
+    __device__ int unit(int i) const {
+        return warpgroup() * 4 * T::units_of_warp + 4 * ((i + split) % T::units_of_warp) + warp_of_group();
+    }
 
     __device__ SharedAddress stats_barrier() const { return base + offsetof(typename T::Small, stats_barrier); }
     __device__ SharedAddress outputs_barrier() const { return base + offsetof(typename T::Small, outputs_barrier); }
@@ -143,7 +146,7 @@ __device__ void sync_multipliers() {
 
 /// From one side to the other: those that bring something arrive, those that need it wait.
 enum class Handover : std::uint8_t {
-    sums = 2,    ///< maxima and sums of this CTA's columns, to the helpers
+    sums = 2,    ///< P, maxima and sums of this CTA's columns, to the helpers
     weights = 3  ///< what each split is worth, to the warps that multiply
 };
 template <class T>

@@ -49,6 +49,18 @@ __device__ inline uint4 load_global(const uint4* from) {
     return value;
 }
 
+// Without a branch: stores of many outputs follow each other at once.
+__device__ inline void store_global_if(bool condition, void* to, std::uint32_t value) {
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "setp.ne.b32 p, %2, 0;\n"
+        "@p st.global.b32 [%0], %1;\n"
+        "}" ::"l"(to),
+        "r"(value), "r"(static_cast<std::uint32_t>(condition))
+        : "memory");
+}
+
 // 2, 4, 8 and 16 bytes of this CTA's shared memory.
 template <class Value>
 __device__ Value load_shared(SharedAddress from);
