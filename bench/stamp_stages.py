@@ -55,7 +55,7 @@ def main(source_path, output_path):
     def mark(match):
         indent, who, name = match.groups()
         names.append(name)
-        thread = "0" if who == "" else "32 * T::warps"
+        thread = "0" if who == "" else "32 * multiplying_warps"
         text = f"{indent}stamp({len(names) - 1}, {thread});"
         return text + " publish_stamps();" if name in LAST else text
 

@@ -7,36 +7,27 @@
 
 namespace sparsemla::detail::latency {
 
-inline constexpr int block_keys = 64;  ///< columns: the M of one wgmma, and what a stage holds
+inline constexpr int chunk_keys = 64;  ///< columns that a CTA takes at a time: the M of one wgmma
 
-/// A chunk is what a CTA takes at a time: one block for two warpgroups, or two blocks for four.
-inline constexpr int chunks[] = {block_keys, 2 * block_keys};
-constexpr int multiplying_warps(int chunk) { return chunk / block_keys * 8; }
-inline constexpr int helper_warps = 4;  ///< after those: they gather what is not the first chunk, and add up
-constexpr int threads(int chunk) { return 32 * (multiplying_warps(chunk) + helper_warps); }
+inline constexpr int multiplying_warps = 8;  ///< two warpgroups
+inline constexpr int helper_warps = 4;       ///< after those: they gather what is not the first chunk, and add up
+inline constexpr int threads = 32 * (multiplying_warps + helper_warps);
 
 inline constexpr int max_splits = 16;  ///< CTAs of a cluster
-inline constexpr int max_stages = 4;   ///< blocks under way to shared memory
+inline constexpr int max_stages = 4;   ///< chunks under way to shared memory
 inline constexpr int unit_dims = 16;   ///< dimensions of the output that a warp holds in one wgmma
 inline constexpr int units = 512 / unit_dims;
 inline constexpr int quad_bytes = 512;  ///< 8 heads of a unit: 32 lanes of 4 floats
 inline constexpr int head_tiles[] = {16, 32};
 
-/// Two blocks leave registers for 16 heads.
-constexpr bool has_kernel(int heads, int chunk) {
-    return chunk == block_keys ? heads == 16 || heads == 32 : chunk == 2 * block_keys && heads == 16;
-}
-
 /// Bytes between two records in shared memory: 16 more than the record, so that 8 rows of 16 bytes meet all banks.
 constexpr int record_pitch(int d_qk) { return d_qk + 16; }
 
 /// Floats between two heads of the partial scores: 2 * 68 % 32 = 8 spreads a warp's stores over all banks.
-constexpr int score_pitch(int chunk) { return chunk + 4; }
+inline constexpr int score_pitch = chunk_keys + 4;
 
 /// Transport::weights: the splits of a row among which the 512 dimensions are shared out so that wgmma's M is full.
-constexpr bool can_exchange_weights(int splits, int chunk) {
-    return chunk == block_keys && (splits == 2 || splits == 4 || splits == 8);
-}
+constexpr bool can_exchange_weights(int splits) { return splits == 2 || splits == 4 || splits == 8; }
 
 /// Bytes between two records' slices, the dimensions that one CTA of such a cluster computes.
 constexpr int slice_pitch(int splits) { return 512 / splits + 16; }
@@ -49,25 +40,25 @@ constexpr std::size_t round_up(std::size_t bytes, std::size_t to) { return (byte
 /// Barriers, masks, maxima, sums and weights: SmallShared of cuda/decode_latency_tile.cuh.
 constexpr std::size_t small_shared_bytes(int heads) {
     return round_up(
-        32 + (16 + block_keys) * max_stages + std::size_t(heads) * 4 * (32 + 1 + 2 * max_splits + max_splits + 1),
+        32 + (16 + chunk_keys) * max_stages + std::size_t(heads) * 4 * (32 + 1 + 2 * max_splits + max_splits + 1),
         1024);
 }
 
 /// What a CTA's shared memory depends on.
 struct SharedShape {
-    int heads = 16, d_qk = 576, chunk = block_keys;
+    int heads = 16, d_qk = 576;
     int splits = 1, stages = 1;
     bool exchanges_weights = false;
 };
 
 /// Byte offsets in a CTA's shared memory. The inbox is memory of its own: peers may write to it at any time.
 struct SharedLayout {
-    std::size_t weights = 0;  ///< P: f16 [blocks of a chunk][heads][block_keys], 128-byte swizzle
+    std::size_t weights = 0;  ///< P: f16 [heads][chunk_keys], 128-byte swizzle
     std::size_t query = 0;    ///< halves [d_qk / 16][heads][16], 32-byte swizzle
     std::size_t scores = 0;   ///< f32 [2][heads][score_pitch]: from each half of the dimensions, its dot products
     std::size_t inbox = 0;    ///< f32 [splits][units of this CTA][heads / 8][32 lanes][4], or P of each split
-    std::size_t stages = 0;   ///< bytes [stages][block_keys][record_pitch]
-    std::size_t slices = 0;   ///< bytes [splits - 1][block_keys][slice_pitch], in place of all stages but the first
+    std::size_t stages = 0;   ///< bytes [stages][chunk_keys][record_pitch]
+    std::size_t slices = 0;   ///< bytes [splits - 1][chunk_keys][slice_pitch], in place of all stages but the first
     std::size_t bytes = 0;
 };
 
@@ -75,18 +66,18 @@ struct SharedLayout {
 constexpr SharedLayout shared_layout(const SharedShape& shape) {
     SharedLayout layout;
     layout.weights = small_shared_bytes(shape.heads);
-    layout.query = layout.weights + std::size_t(shape.heads) * shape.chunk * 2;
+    layout.query = layout.weights + std::size_t(shape.heads) * chunk_keys * 2;
     layout.scores = layout.query + std::size_t(shape.d_qk) * shape.heads * 2;
-    layout.inbox = round_up(layout.scores + std::size_t(2) * shape.heads * score_pitch(shape.chunk) * 4, 1024);
+    layout.inbox = round_up(layout.scores + std::size_t(2) * shape.heads * score_pitch * 4, 1024);
     const std::size_t inbox_bytes =
         shape.splits == 1 ? 0 : std::size_t(shape.splits) * units_of_cta(shape.splits) * (shape.heads / 8) * quad_bytes;
     layout.stages = round_up(layout.inbox + inbox_bytes, 128);
-    const std::size_t stage_bytes = std::size_t(block_keys) * record_pitch(shape.d_qk);
+    const std::size_t stage_bytes = std::size_t(chunk_keys) * record_pitch(shape.d_qk);
     layout.slices = layout.stages + stage_bytes;
     layout.bytes = layout.stages + shape.stages * stage_bytes;
     if (shape.exchanges_weights)
         layout.bytes = std::max(layout.bytes,
-                                layout.slices + std::size_t(shape.splits - 1) * block_keys * slice_pitch(shape.splits));
+                                layout.slices + std::size_t(shape.splits - 1) * chunk_keys * slice_pitch(shape.splits));
     return layout;
 }
 

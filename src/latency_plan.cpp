@@ -18,7 +18,7 @@ using namespace latency;
 
 constexpr std::int64_t max_grid_x = std::numeric_limits<std::int32_t>::max();
 /// Columns and chunk numbers stay in 32 bits, a few clusters past the end of the lists too.
-constexpr std::int64_t max_width = max_grid_x - 2 * max_splits * std::ranges::max(chunks);
+constexpr std::int64_t max_width = max_grid_x - 2 * max_splits * chunk_keys;
 constexpr float smallest_p_scale = 0x1p-16F;
 
 constexpr float largest_p_scale(PFormat format) { return format == PFormat::e4m3 ? 448.0F : 32768.0F; }
@@ -64,14 +64,13 @@ std::optional<std::string> refuse_schedule(const PlanOptions& options) {
         return must_be("anchor", name(Anchor::split_running_max), name(*options.anchor));
     if (options.columns.value_or(ColumnRule::round_robin) != ColumnRule::round_robin)
         return must_be("columns", name(ColumnRule::round_robin), name(*options.columns));
-    if (options.chunk && std::ranges::find(chunks, *options.chunk) == std::end(chunks))
-        return must_be("chunk", "64 or 128", std::to_string(*options.chunk));
+    if (options.chunk.value_or(chunk_keys) != chunk_keys)
+        return must_be("chunk", std::to_string(chunk_keys), std::to_string(*options.chunk));
     return std::nullopt;
 }
 
 /// Splits and tiling of one plan.
 struct Layout {
-    int chunk = block_keys;
     int splits = 1;
     int heads = head_tiles[0];
     int stages = 1;
@@ -83,24 +82,24 @@ int tiles_of(const Problem& problem, int heads) {
     return static_cast<int>(std::max<std::int64_t>(1, (problem.heads + heads - 1) / heads));
 }
 
-std::int64_t chunks_of(const Problem& problem, int chunk) {
+std::int64_t chunks_of(std::int64_t columns) { return (columns + chunk_keys - 1) / chunk_keys; }
+
+std::int64_t chunks_of(const Problem& problem) {
     std::int64_t sum = 0;
-    for (const SourceProblem& source : problem.sources) sum += (source.width + chunk - 1) / chunk;
+    for (const SourceProblem& source : problem.sources) sum += chunks_of(source.width);
     return sum;
 }
 
 /// Of a usual row.
-std::int64_t usual_chunks(const Problem& problem, const PlanOptions& options, int chunk) {
-    const std::int64_t all = std::max<std::int64_t>(1, chunks_of(problem, chunk));
-    if (!options.usual_columns) return all;
-    return std::clamp<std::int64_t>(*options.usual_columns / chunk + (*options.usual_columns % chunk != 0 ? 1 : 0), 1,
-                                    all);
+std::int64_t usual_chunks(const Problem& problem, const PlanOptions& options) {
+    const std::int64_t all = std::max<std::int64_t>(1, chunks_of(problem));
+    if (!options.usual_columns || *options.usual_columns >= all * chunk_keys) return all;
+    return std::max<std::int64_t>(1, chunks_of(*options.usual_columns));
 }
 
 SharedLayout shared_of(const Problem& problem, const Layout& layout) {
     return shared_layout({.heads = layout.heads,
                           .d_qk = static_cast<int>(d_qk(problem)),
-                          .chunk = layout.chunk,
                           .splits = layout.splits,
                           .stages = layout.stages,
                           .exchanges_weights = layout.transport == Transport::weights});
@@ -112,18 +111,19 @@ bool fits_shared_memory(const Problem& problem, const DeviceSpec& device, const 
 
 /// Transport::bulk: the partial sums, staged where the records were.
 bool fits_stages(const Problem& problem, const Layout& layout) {
-    const std::size_t room = std::size_t{block_keys} * record_pitch(static_cast<int>(d_qk(problem))) * layout.stages;
+    const std::size_t room = std::size_t{chunk_keys} * record_pitch(static_cast<int>(d_qk(problem))) * layout.stages;
     return std::size_t{units} * layout.heads / 8 * quad_bytes <= room;
 }
 
-/// Weights wherever they can be exchanged.
+/// Weights where a usual row can exchange them.
 Layout with_transport(Layout layout, const Problem& problem, const DeviceSpec& device, const PlanOptions& options) {
     if (options.transport) {
         layout.transport = *options.transport;
         return layout;
     }
     layout.transport = Transport::weights;
-    if (!can_exchange_weights(layout.splits, layout.chunk) || !fits_shared_memory(problem, device, layout))
+    if (!can_exchange_weights(layout.splits) || usual_chunks(problem, options) > layout.splits ||
+        !fits_shared_memory(problem, device, layout))
         layout.transport = Transport::stores;
     return layout;
 }
@@ -149,11 +149,8 @@ std::optional<std::string> refuse_layout(const Problem& problem, const DeviceSpe
     if (resident_clusters(device, layout) < 1)
         return must_be("splits * cluster_tiles", "a cluster size that the device can hold",
                        std::to_string(layout.splits * layout.cluster_tiles));
-    if (layout.stages < layout.chunk / block_keys)
-        return must_be("stages", "at least one for each 64 columns of a chunk", std::to_string(layout.stages));
-    if (layout.transport == Transport::weights && !can_exchange_weights(layout.splits, layout.chunk))
-        return must_be("splits and chunk", "2, 4 or 8 and 64 with transport weights",
-                       std::to_string(layout.splits) + " and " + std::to_string(layout.chunk));
+    if (layout.transport == Transport::weights && !can_exchange_weights(layout.splits))
+        return must_be("splits", "2, 4 or 8 with transport weights", std::to_string(layout.splits));
     if (layout.transport == Transport::bulk && !fits_stages(problem, layout))
         return must_be("transport", "stores where the partial sums do not fit the stages (tile_heads / 16 <= stages)",
                        "bulk");
@@ -172,17 +169,14 @@ std::optional<std::string> refuse_layout(const Problem& problem, const DeviceSpe
 }
 
 /// Microseconds that a layout is expected to take for rows of so many chunks: rounded from what an H200 took
-/// (docs/performance.md), for chunks of 128 columns from the prediction there.
-/// Only their order matters.
+/// (docs/performance.md). Only their order matters.
 double expected_us(const Problem& problem, const DeviceSpec& device, const Layout& layout, std::int64_t chunks) {
     struct Cost {
-        int heads, chunk;
+        int heads;
         double first_chunk_us, next_chunk_us, outputs_us, weights_us;
     };
-    constexpr std::array<Cost, 3> costs = {
-        {{16, 64, 3.7, 1.7, 2.0, 0.7}, {32, 64, 4.6, 2.0, 3.2, 1.0}, {16, 128, 4.3, 2.0, 2.0, 0}}};
-    const Cost& cost = *std::ranges::find_if(
-        costs, [&](const Cost& of) { return of.heads == layout.heads && of.chunk == layout.chunk; });
+    constexpr std::array<Cost, 2> costs = {{{16, 3.4, 1.5, 1.9, 0.6}, {32, 4.3, 1.75, 2.7, 1.0}}};
+    const Cost& cost = *std::ranges::find(costs, layout.heads, &Cost::heads);
     double us = cost.first_chunk_us + static_cast<double>((chunks - 1) / layout.splits) * cost.next_chunk_us;
     if (layout.splits > 1 && chunks > 1)
         us += layout.transport == Transport::weights && chunks <= layout.splits ? cost.weights_us : cost.outputs_us;
@@ -196,18 +190,13 @@ double expected_us(const Problem& problem, const DeviceSpec& device, const Layou
 /// The layouts that fit the wishes, smallest tile first; visit(layout).
 template <class Visit>
 void for_each_layout(const Problem& problem, const PlanOptions& options, const Visit& visit) {
-    const int chunk = options.chunk.value_or(block_keys);
-    const int blocks = chunk / block_keys;
-    const auto most_splits =
-        static_cast<int>(std::min<std::int64_t>(usual_chunks(problem, options, chunk), max_splits));
+    const auto most_splits = static_cast<int>(std::min<std::int64_t>(usual_chunks(problem, options), max_splits));
     for (const int heads : head_tiles) {
-        if (options.tile_heads.value_or(heads) != heads || !has_kernel(heads, chunk)) continue;
+        if (options.tile_heads.value_or(heads) != heads) continue;
         for (int splits = options.splits.value_or(1); splits <= options.splits.value_or(most_splits); ++splits) {
-            const std::int64_t more = chunks_of(problem, chunk) > splits ? 1 : 0;
-            const int stages = options.stages.value_or(static_cast<int>(blocks + more));
-            for (int fewer = stages; fewer >= (options.stages ? stages : blocks); --fewer)
-                visit(Layout{.chunk = chunk,
-                             .splits = splits,
+            const int stages = options.stages.value_or(chunks_of(problem) > splits ? 2 : 1);
+            for (int fewer = stages; fewer >= (options.stages ? stages : 1); --fewer)
+                visit(Layout{.splits = splits,
                              .heads = heads,
                              .stages = fewer,
                              .cluster_tiles = options.cluster_tiles.value_or(1)});
@@ -226,32 +215,29 @@ struct Choice {
 
 /// A measured layout for a problem that may be smaller: no CTA of a cluster without a chunk, no stage without one.
 Layout fitted(const TuningRow& row, const Problem& problem) {
-    const std::int64_t chunks = std::max<std::int64_t>(1, chunks_of(problem, row.chunk));
+    const std::int64_t chunks = std::max<std::int64_t>(1, chunks_of(problem));
     const auto splits = static_cast<int>(std::min<std::int64_t>(row.splits, chunks));
-    const int blocks = row.chunk / block_keys;
-    const std::int64_t blocks_of_cta = (chunks + splits - 1) / splits * blocks;
+    const std::int64_t chunks_of_cta = (chunks + splits - 1) / splits;
     // Rows may have more columns than usual, and than were measured.
-    const int stages = chunks_of(problem, block_keys) > row.chunks ? std::max(row.stages, blocks + 1) : row.stages;
-    return {.chunk = row.chunk,
-            .splits = splits,
+    const int stages = chunks > row.chunks ? std::max(row.stages, 2) : row.stages;
+    return {.splits = splits,
             .heads = row.tile_heads,
-            .stages = static_cast<int>(std::min<std::int64_t>(stages, blocks_of_cta)),
+            .stages = static_cast<int>(std::min<std::int64_t>(stages, chunks_of_cta)),
             .cluster_tiles = std::min(row.cluster_tiles, tiles_of(problem, row.tile_heads))};
 }
 
 /// The measured layout of the problem's size, where the caller leaves all of it to the plan and it can be launched.
 std::optional<Choice> measured_layout(const Problem& problem, const DeviceSpec& device, const PlanOptions& options) {
-    if (options.splits || options.tile_heads || options.stages || options.cluster_tiles || options.gather ||
-        options.chunk)
+    if (options.splits || options.tile_heads || options.stages || options.cluster_tiles || options.gather)
         return std::nullopt;
     const TuningRow* row = find_tuning(tuning_table(), {.gpu = device.name,
                                                         .d_qk = static_cast<int>(d_qk(problem)),
                                                         .sources = static_cast<int>(problem.sources.size()),
                                                         .rows = problem.rows,
                                                         .heads = problem.heads,
-                                                        .chunks = usual_chunks(problem, options, block_keys)});
+                                                        .chunks = usual_chunks(problem, options)});
     // Rows may have been measured by a kernel of other tiles.
-    if (row == nullptr || !has_kernel(row->tile_heads, row->chunk)) return std::nullopt;
+    if (row == nullptr || std::ranges::find(head_tiles, row->tile_heads) == std::end(head_tiles)) return std::nullopt;
     const Layout layout = with_transport(fitted(*row, problem), problem, device, options);
     if (layout.splits > max_splits || layout.stages > max_stages || refuse_layout(problem, device, layout))
         return std::nullopt;
@@ -273,7 +259,7 @@ Choice choose_layout(const Problem& problem, const DeviceSpec& device, const Pla
             if (choice.refusal.empty()) choice.refusal = *refusal;
             return;
         }
-        const double us = expected_us(problem, device, layout, usual_chunks(problem, options, layout.chunk));
+        const double us = expected_us(problem, device, layout, usual_chunks(problem, options));
         if (us >= best_us) return;
         best_us = us;
         choice.us = us;
@@ -300,8 +286,6 @@ std::optional<std::string> refuse(const Problem& problem, const DeviceSpec& devi
         return must_be("usual_columns", "at least 1", std::to_string(*options.usual_columns));
     if (options.tile_heads && std::ranges::find(head_tiles, *options.tile_heads) == std::end(head_tiles))
         return must_be("tile_heads", "16 or 32", std::to_string(*options.tile_heads));
-    if (options.tile_heads && options.chunk && !has_kernel(*options.tile_heads, *options.chunk))
-        return must_be("tile_heads", "16 with chunk 128", std::to_string(*options.tile_heads));
     return choose_layout(problem, device, options).refused();
 }
 
@@ -315,7 +299,7 @@ KernelPlan plan(const Problem& problem, const DeviceSpec& device, const PlanOpti
                        .anchor = Anchor::split_running_max,
                        .splits = layout.splits,
                        .columns = ColumnRule::round_robin,
-                       .chunk = layout.chunk,
+                       .chunk = chunk_keys,
                        .row_capacity = problem.rows};
     result.tiling =
         Tiling{.heads = layout.heads,
@@ -337,8 +321,7 @@ KernelPlan plan(const Problem& problem, const DeviceSpec& device, const PlanOpti
 }
 
 Layout layout_of(const Plan& plan) {
-    return {.chunk = plan.schedule.chunk,
-            .splits = plan.schedule.splits,
+    return {.splits = plan.schedule.splits,
             .heads = plan.tiling->heads,
             .stages = plan.tiling->stages,
             .cluster_tiles = plan.tiling->cluster_tiles,
@@ -349,7 +332,7 @@ void prepare(const Plan& plan, Memory, Stream) { prepare_latency(plan); }
 
 }  // namespace
 
-bool has_one_chunk(const Plan& plan) { return chunks_of(plan.problem, plan.schedule.chunk) <= plan.schedule.splits; }
+bool has_one_chunk(const Plan& plan) { return chunks_of(plan.problem) <= plan.schedule.splits; }
 
 SharedLayout latency_memory(const Plan& plan) { return shared_of(plan.problem, layout_of(plan)); }
 
@@ -359,7 +342,7 @@ LaunchShape latency_launch(const Plan& plan, std::int64_t rows) {
             .grid_y = clusters_of_row(plan.problem, layout) * layout.cluster_tiles,
             .cluster = layout.splits,
             .cluster_tiles = layout.cluster_tiles,
-            .threads = threads(layout.chunk),
+            .threads = threads,
             .shared_bytes = shared_of(plan.problem, layout).bytes};
 }
 

@@ -17,7 +17,6 @@ struct TuningRow {
     std::int64_t rows = 0;
     std::int64_t heads = 0;
     std::int64_t chunks = 0;  ///< of 64 columns, of the lists, over all sources
-    int chunk = 64;           ///< columns that a CTA takes at a time
     int splits = 0;
     int tile_heads = 0;
     int stages = 0;

@@ -26,7 +26,6 @@ struct GoldenCase {
     std::string name;
     int splits;
     Recipe recipe;
-    int chunk = 64;
 };
 
 void PrintTo(const GoldenCase& golden, std::ostream* stream) { *stream << golden.name; }
@@ -37,7 +36,7 @@ struct Size {
 
 GoldenCase golden_case(const std::string& name, int splits, const Size& size, const std::vector<std::int64_t>& widths,
                        const std::function<void(Recipe&)>& change = {}) {
-    GoldenCase golden{name, splits, {}, name.find("c128") != std::string::npos ? 128 : 64};
+    GoldenCase golden{name, splits, {}};
     golden.recipe.rows = size.rows;
     golden.recipe.heads = size.heads;
     golden.recipe.sources.clear();
@@ -80,8 +79,8 @@ std::vector<GoldenCase> golden_cases() {
                         recipe.lse_base = LseBase::two;
                     }),
         golden_case("f512_h8_r1_w1", 1, {1, 8}, {1}, [](Recipe& recipe) { recipe.absent = 0; }),
-        golden_case("f576_h6_r2_w1000_c128_ragged", 3, {2, 6}, {1000}, ragged),
-        golden_case("f512_h4_r2_w200_130_c128", 2, {2, 4}, {200, 130}),
+        golden_case("f576_h6_r2_w256_ragged", 4, {2, 6}, {256}, ragged),
+        golden_case("f512_h4_r2_w200_130_bf16", 8, {2, 4}, {200, 130}, bf16),
     };
     for (std::size_t i = 0; i < cases.size(); ++i) cases[i].recipe.seed = 1 + i;
     return cases;
@@ -96,7 +95,7 @@ PlanOptions options_of(const GoldenCase& golden, PFormat format, const std::stri
             .anchor = Anchor::split_running_max,
             .splits = golden.splits,
             .columns = ColumnRule::round_robin,
-            .chunk = golden.chunk};
+            .chunk = 64};
 }
 
 /// The schedule without its kernel: what both sides must execute.

@@ -199,12 +199,9 @@ TEST(Sweep, LayoutsOfEveryPoint) {
         EXPECT_EQ(static_cast<std::int64_t>(point.shape().sources.size()), point.sources);
     }
     // Two numbers of stages, and copies that two tiles share.
-    EXPECT_EQ(sweep_plans(points.back(), test::hopper(), {.splits = 1, .chunk = 64, .tile_heads = 16}, 8).size(), 3U);
-    const PlanOptions unshared{.splits = 1, .chunk = 64, .tile_heads = 16, .cluster_tiles = 1};
-    EXPECT_EQ(sweep_plans(points.back(), test::hopper(), unshared, 8).size(), 2U);
-    // Chunks of one block and of two.
+    EXPECT_EQ(sweep_plans(points.back(), test::hopper(), {.splits = 1, .tile_heads = 16}, 8).size(), 3U);
     EXPECT_EQ(sweep_plans(points.back(), test::hopper(), {.splits = 1, .tile_heads = 16, .cluster_tiles = 1}, 8).size(),
-              4U);
+              2U);
 }
 
 SweepResult result(std::int64_t rows, std::int64_t splits, double us) {
@@ -245,8 +242,8 @@ TEST(Sweep, TableHoldsTheFastest) {
     const std::string text =
         tuning_table_text({result(2, 4, 6.5), result(1, 4, 5.5), result(1, 8, 4.251), result(1, 2, 9)});
     EXPECT_EQ(text.substr(text.find("\n{") + 1),
-              "{\"NVIDIA H200\", 576, 1, 1, 16, 8, 64, 8, 16, 2, 1, Gather::copies, 4.25},\n"
-              "{\"NVIDIA H200\", 576, 1, 2, 16, 8, 64, 4, 16, 2, 1, Gather::copies, 6.50},\n");
+              "{\"NVIDIA H200\", 576, 1, 1, 16, 8, 8, 16, 2, 1, Gather::copies, 4.25},\n"
+              "{\"NVIDIA H200\", 576, 1, 2, 16, 8, 4, 16, 2, 1, Gather::copies, 6.50},\n");
 }
 
 // On a CPU no layout can be swept; the table still holds what the log does.
@@ -262,7 +259,7 @@ TEST(Sweep, RunsOverAllPoints) {
         text.find(fmt::format("0 layouts measured, 1 known before; {0} of {0} points done\n", sweep_points().size())),
         std::string::npos)
         << text;
-    EXPECT_NE(table.content().find("\"NVIDIA H200\", 576, 1, 1, 16, 8, 64, 4, 16, 2, 1, Gather::copies, 5.50"),
+    EXPECT_NE(table.content().find("\"NVIDIA H200\", 576, 1, 1, 16, 8, 4, 16, 2, 1, Gather::copies, 5.50"),
               std::string::npos);
     flags.minutes = 0;
     const std::string none = printed([&] { run_sweep(flags, query_device({}), small); });

@@ -78,14 +78,11 @@ void expect_shape(const Plan& plan, const LaunchShape& shape, std::int64_t rows)
     EXPECT_LT((shape.grid_y - shape.cluster_tiles) * tile, std::max<std::int64_t>(plan.problem.heads, 1))
         << "a cluster without heads";
 
-    std::int64_t chunks = 0;
-    for (const SourceProblem& source : plan.problem.sources)
-        chunks += (source.width + plan.schedule.chunk - 1) / plan.schedule.chunk;
-    EXPECT_EQ(shape.threads, latency::threads(plan.schedule.chunk));
+    EXPECT_EQ(shape.threads, latency::threads);
     EXPECT_EQ(shape.threads % 128, 0) << "whole warpgroups";
     EXPECT_LE(shape.threads, 1024);
     EXPECT_LE(shape.shared_bytes, static_cast<std::size_t>(device.shared_memory_bytes));
-    const std::size_t records = std::size_t{latency::block_keys} * static_cast<std::size_t>(d_qk(plan.problem));
+    const std::size_t records = std::size_t{latency::chunk_keys} * static_cast<std::size_t>(d_qk(plan.problem));
     EXPECT_GE(shape.shared_bytes, static_cast<std::size_t>(plan.tiling->stages) * records);
 }
 
@@ -107,7 +104,7 @@ void expect_launchable(const Plan& plan) {
     EXPECT_TRUE(is_tile(plan.tiling->heads)) << plan.tiling->heads;
     EXPECT_GE(plan.tiling->stages, 1);
     EXPECT_LE(plan.tiling->stages, latency::max_stages);
-    EXPECT_NE(std::ranges::find(latency::chunks, plan.schedule.chunk), std::end(latency::chunks));
+    EXPECT_EQ(plan.schedule.chunk, latency::chunk_keys);
     EXPECT_EQ(plan.schedule.columns, ColumnRule::round_robin);
     EXPECT_EQ(plan.schedule.row_capacity, plan.problem.rows);
     const std::int64_t capacity = plan.problem.rows;
@@ -188,11 +185,11 @@ TEST_F(LatencyLaunch, APlanIsAFunctionOfItsInput) {
 // ---------------------------------------------------------------------------------------------------------------------
 bool bulk_fits(int heads, int stages, int of_d_qk) {
     return latency::units * heads / 8 * latency::quad_bytes <=
-           stages * latency::block_keys * latency::record_pitch(of_d_qk);
+           stages * latency::chunk_keys * latency::record_pitch(of_d_qk);
 }
 
 std::string text_of(const PlanOptions& options) {
-    return "chunk " + std::to_string(*options.chunk) + ", splits " + std::to_string(*options.splits) + ", tile_heads " +
+    return "splits " + std::to_string(*options.splits) + ", tile_heads " +
            std::to_string(*options.tile_heads) + ", stages " + std::to_string(*options.stages) + ", cluster_tiles " +
            std::to_string(*options.cluster_tiles) + ", " + std::string(name(*options.gather)) + ", " +
            std::string(name(*options.transport));
@@ -207,19 +204,13 @@ void expect_honoured(const Problem& problem, const DeviceSpec& device, const Pla
     const bool bulk_refused = *options.transport == Transport::bulk &&
                               !bulk_fits(*options.tile_heads, *options.stages, static_cast<int>(d_qk(problem)));
     const bool weights_refused =
-        *options.transport == Transport::weights && !latency::can_exchange_weights(*options.splits, *options.chunk);
-    const bool has_kernel = latency::has_kernel(*options.tile_heads, *options.chunk);
-    const bool too_few_stages = *options.stages * latency::block_keys < *options.chunk;
+        *options.transport == Transport::weights && !latency::can_exchange_weights(*options.splits);
     if (const auto refused = refusal(problem, device, options)) {
         const auto says = [&](const char* what) { return refused->find(what) != std::string::npos; };
         if (shared_copies)
             EXPECT_TRUE(says("gather must be bulk with cluster_tiles above 1")) << *refused;
-        else if (!has_kernel)
-            EXPECT_TRUE(says("tile_heads must be 16 with chunk 128")) << *refused;
         else if (!resident)
             EXPECT_TRUE(says("splits * cluster_tiles must be a cluster size")) << *refused;
-        else if (too_few_stages)
-            EXPECT_TRUE(says("stages must be at least one for each 64 columns of a chunk")) << *refused;
         else if (says("with transport weights"))
             EXPECT_TRUE(weights_refused) << *refused;
         else if (says("transport must be"))
@@ -231,13 +222,10 @@ void expect_honoured(const Problem& problem, const DeviceSpec& device, const Pla
     EXPECT_TRUE(resident);
     EXPECT_FALSE(bulk_refused);
     EXPECT_FALSE(weights_refused);
-    EXPECT_TRUE(has_kernel);
-    EXPECT_FALSE(too_few_stages);
     EXPECT_FALSE(shared_copies);
     const Plan plan = make_plan(problem, device, options);
     expect_launchable(plan);
     EXPECT_EQ(plan.schedule.splits, *options.splits);
-    EXPECT_EQ(plan.schedule.chunk, *options.chunk);
     EXPECT_EQ(*plan.tiling, (Tiling{.heads = *options.tile_heads,
                                     .stages = *options.stages,
                                     .cluster_tiles = *options.cluster_tiles,
@@ -247,7 +235,7 @@ void expect_honoured(const Problem& problem, const DeviceSpec& device, const Pla
 }
 
 /// The tilings of some splits: every tile, depth, cluster of tiles, gather and transport; triggers take turns.
-std::vector<PlanOptions> tilings(int splits, int chunk) {
+std::vector<PlanOptions> tilings(int splits) {
     std::vector<PlanOptions> list;
     for (const int tile : latency::head_tiles)
         for (int stages = 1; stages <= latency::max_stages; ++stages)
@@ -255,7 +243,6 @@ std::vector<PlanOptions> tilings(int splits, int chunk) {
                 for (const Gather gather : {Gather::copies, Gather::bulk})
                     for (const Transport transport : {Transport::stores, Transport::bulk, Transport::weights})
                         list.push_back({.splits = splits,
-                                        .chunk = chunk,
                                         .tile_heads = tile,
                                         .stages = stages,
                                         .cluster_tiles = cluster_tiles,
@@ -270,7 +257,7 @@ TEST_F(LatencyLaunch, ForcedTilingsAreHonouredOrRefusedByName) {
     for (const DeviceSpec& device : devices())
         for (const Record record : {Record::fp8_576, Record::fp8_512})
             for (int splits = 1; splits <= latency::max_splits; ++splits)
-                for (const PlanOptions& options : tilings(splits, number / 97 % 3 == 0 ? 128 : 64)) {
+                for (const PlanOptions& options : tilings(splits)) {
                     ++number;
                     expect_honoured(problem_of(1 + number % 40, 1 + number % 128, {2048}, record), device, options);
                     if (HasFailure()) return;
@@ -318,16 +305,18 @@ TEST_F(LatencyLaunch, PlansForTheUsualColumns) {
     expect_refused(problem, h200(), {.usual_columns = 0}, "usual_columns must be at least 1, got 0");
 }
 
-// What travels is P wherever that can be, and partial outputs elsewhere.
+// What travels is P where a usual row can exchange it, and partial outputs elsewhere.
 TEST_F(LatencyLaunch, TransportOfASplitCount) {
-    for (int splits = 1; splits <= latency::max_splits; ++splits) {
-        const Plan plan = make_plan(problem_of(2, 16, {2048}), h200(), {.splits = splits});
-        EXPECT_EQ(plan.tiling->transport,
-                  splits == 2 || splits == 4 || splits == 8 ? Transport::weights : Transport::stores)
-            << splits << " splits";
-    }
+    for (const int usual : {64, 128, 192, 257, 512, 513, 2048})
+        for (int splits = 1; splits <= latency::max_splits; ++splits) {
+            const Plan plan =
+                make_plan(problem_of(2, 16, {2048}), h200(), {.splits = splits, .usual_columns = usual});
+            const bool weights = (splits == 2 || splits == 4 || splits == 8) && usual <= 64 * splits;
+            EXPECT_EQ(plan.tiling->transport, weights ? Transport::weights : Transport::stores)
+                << splits << " splits, " << usual << " columns";
+        }
     expect_refused(problem_of(2, 16, {2048}), h200(), {.splits = 3, .transport = Transport::weights},
-                   "splits and chunk must be 2, 4 or 8 and 64 with transport weights, got 3 and 64");
+                   "splits must be 2, 4 or 8 with transport weights, got 3");
 }
 
 TEST_F(LatencyLaunch, RefusalsNameTheirReason) {
@@ -348,7 +337,7 @@ TEST_F(LatencyLaunch, RefusalsNameTheirReason) {
     expect_refused(good, gpu, {.p_format = PFormat::e4m3, .p_scale = 449.0F}, "p_scale must be 2^-16 .. 448 with");
     expect_refused(good, gpu, {.anchor = Anchor::row_max}, "anchor must be split_running_max, got row_max");
     expect_refused(good, gpu, {.columns = ColumnRule::blocks}, "columns must be round_robin, got blocks");
-    expect_refused(good, gpu, {.chunk = 32}, "chunk must be 64 or 128, got 32");
+    for (const int chunk : {32, 96, 128}) expect_refused(good, gpu, {.chunk = chunk}, "chunk must be 64, got");
     for (const int splits : {-1, 0, 17}) expect_refused(good, gpu, {.splits = splits}, "splits must be 1 .. 16, got");
     for (const int stages : {-1, 0, latency::max_stages + 1})
         expect_refused(good, gpu, {.stages = stages}, "stages must be 1 .. ");
@@ -422,40 +411,22 @@ void expect_in_order(const latency::SharedShape& shape) {
     const int quads = shape.splits * latency::units_of_cta(shape.splits) * shape.heads / 8;
     const auto inbox = shape.splits == 1 ? 0 : static_cast<std::size_t>(quads * latency::quad_bytes);
     EXPECT_LE(layout.inbox + inbox, layout.stages) << "the inbox reaches into the records";
-    const std::size_t stage = std::size_t{latency::block_keys} * latency::record_pitch(shape.d_qk);
+    const std::size_t stage = std::size_t{latency::chunk_keys} * latency::record_pitch(shape.d_qk);
     EXPECT_EQ(layout.bytes - layout.stages, shape.stages * stage);
-    if (!latency::can_exchange_weights(shape.splits, shape.chunk)) return;
-    EXPECT_LE(shape.splits * shape.heads * latency::block_keys * 2, layout.stages - layout.inbox);
-    const std::size_t slices = std::size_t(shape.splits - 1) * latency::block_keys * latency::slice_pitch(shape.splits);
+    if (!latency::can_exchange_weights(shape.splits)) return;
+    EXPECT_LE(shape.splits * shape.heads * latency::chunk_keys * 2, layout.stages - layout.inbox);
+    const std::size_t slices = std::size_t(shape.splits - 1) * latency::chunk_keys * latency::slice_pitch(shape.splits);
     latency::SharedShape exchanging = shape;
     exchanging.exchanges_weights = true;
     EXPECT_EQ(latency::shared_layout(exchanging).bytes, std::max(layout.bytes, layout.stages + stage + slices));
 }
 
 TEST(LatencyLayout, PartsOfSharedMemoryLieInOrder) {
-    for (const int chunk : latency::chunks)
-        for (const int heads : latency::head_tiles)
-            for (const int d_qk : {512, 576})
-                for (int splits = 1; splits <= latency::max_splits; ++splits)
-                    for (int stages = 1; stages <= latency::max_stages; ++stages)
-                        expect_in_order({heads, d_qk, chunk, splits, stages});
-}
-
-// Longer chunks where they are asked for: with the tile, stages and threads that go with them.
-TEST_F(LatencyLaunch, ChunksOf128Columns) {
-    for (const std::int64_t width : {128, 129, 2048})
-        for (const Record record : {Record::fp8_576, Record::fp8_512}) {
-            const Plan plan = make_plan(problem_of(3, 96, {width}, record), h200(), {.chunk = 128});
-            EXPECT_EQ(plan.schedule.chunk, 128);
-            EXPECT_EQ(plan.tiling->heads, 16);
-            EXPECT_GE(plan.tiling->stages, 2);
-            EXPECT_EQ(plan.tiling->transport, Transport::stores);
-            EXPECT_EQ(detail::latency_launch(plan, 3).threads, 640);
-            expect_launchable(plan);
-        }
-    EXPECT_EQ(make_plan(problem_of(1, 16, {2048}), h200(), {.splits = 16, .chunk = 128}).tiling->stages, 2);
-    EXPECT_EQ(make_plan(problem_of(1, 16, {2048}), h200(), {.splits = 4, .chunk = 128}).tiling->stages, 3);
-    expect_refused(problem_of(1, 16, {2048}), h200(), {.chunk = 96}, "chunk must be 64 or 128, got 96");
+    for (const int heads : latency::head_tiles)
+        for (const int d_qk : {512, 576})
+            for (int splits = 1; splits <= latency::max_splits; ++splits)
+                for (int stages = 1; stages <= latency::max_stages; ++stages)
+                    expect_in_order({heads, d_qk, splits, stages});
 }
 
 }  // namespace

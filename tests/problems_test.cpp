@@ -114,11 +114,7 @@ std::vector<PlanOptions> wishes(std::size_t number) {
         }
     PlanOptions options = list[number % 3];
     options.splits = std::array{1, 2, 4, 8, 16}[number % 5];
-    for (const int chunk : {64, 128}) {
-        if (!test::on_gpu()) break;
-        list.push_back(options);
-        list.back().chunk = chunk;
-    }
+    if (test::on_gpu()) list.push_back(options);
     options.anchor = static_cast<Anchor>(number / 3 % 3);
     options.columns = static_cast<ColumnRule>(number / 9 % 3);
     options.splits = 1 + static_cast<int>(number % 7);

@@ -17,7 +17,7 @@
 namespace sparsemla::tool {
 namespace {
 
-constexpr std::int64_t block = 64;         // columns of a stage, of which a chunk has one or two
+constexpr std::int64_t chunk = 64;         // columns
 constexpr std::int64_t window_chunks = 2;  // of a sliding window of 128, the first of two sources
 constexpr const char* swept_kernel = "decode_latency";
 constexpr int most_splits = 16;  // CTAs of a cluster
@@ -38,21 +38,12 @@ std::vector<Grid> grids() {
             {Record::fp8_512, 1, {1, 2, 4, 6, 8, 12, 16, 32, 64, 128}, {8, 16, 32, 64, 128}, {1, 2, 4}}};
 }
 
-/// Stages in the order in which they are worth a measurement: two, all in flight, then what is between; a chunk of two
-/// blocks one more or as many as it has.
-std::vector<int> stages_for(int chunk, std::int64_t chunks_of_cta) {
-    if (chunk == 2 * block) return chunks_of_cta <= 1 ? std::vector{2} : std::vector{3, 2};
+/// Stages in the order in which they are worth a measurement: two, all in flight, then what is between.
+std::vector<int> stages_for(std::int64_t chunks_of_cta) {
     if (chunks_of_cta <= 1) return {1};
     if (chunks_of_cta == 2) return {2, 1};
     if (chunks_of_cta == 3) return {2, 3, 1};
     return {2, 4, 3, 1};
-}
-
-/// Chunks of a point's lists.
-std::int64_t chunks_of(const SweepPoint& point, int chunk) {
-    std::int64_t chunks = 0;
-    for (const harness::ChainSource& source : point.shape().sources) chunks += (source.width + chunk - 1) / chunk;
-    return chunks;
 }
 
 /// Adds the first `most` of the options that can be launched.
@@ -78,8 +69,7 @@ void add_variants(std::vector<Plan>& plans, const SweepPoint& point, const Devic
     const Problem problem = point.shape().problem(device.device);
     const std::int64_t tiles = (point.heads + *options.tile_heads - 1) / *options.tile_heads;
     std::vector<PlanOptions> alone, shared;
-    for (const int stages :
-         stages_for(*options.chunk, (chunks_of(point, *options.chunk) + *options.splits - 1) / *options.splits)) {
+    for (const int stages : stages_for((point.chunks + *options.splits - 1) / *options.splits)) {
         if (options.stages.value_or(stages) != stages) continue;
         alone.push_back(options);
         alone.back().stages = stages;
@@ -103,7 +93,6 @@ Json to_json(const SweepResult& result) {
             {"rows", result.rows},
             {"heads", result.heads},
             {"chunks", result.chunks},
-            {"chunk", result.chunk},
             {"splits", result.splits},
             {"tile_heads", result.tile_heads},
             {"stages", result.stages},
@@ -121,7 +110,6 @@ SweepResult from_json(const Json& json) {
             .rows = integer("rows"),
             .heads = integer("heads"),
             .chunks = integer("chunks"),
-            .chunk = integer("chunk"),
             .splits = integer("splits"),
             .tile_heads = integer("tile_heads"),
             .stages = integer("stages"),
@@ -146,8 +134,8 @@ harness::ChainShape SweepPoint::shape() const {
     const auto add = [&](std::int64_t width) {
         shape.sources.push_back({.record = record, .width = width, .active = width});
     };
-    if (sources == 2) add(window_chunks * block);
-    add((sources == 2 ? chunks - window_chunks : chunks) * block);
+    if (sources == 2) add(window_chunks * chunk);
+    add((sources == 2 ? chunks - window_chunks : chunks) * chunk);
     return shape;
 }
 
@@ -174,14 +162,13 @@ std::vector<SweepPoint> sweep_points() {
 std::vector<Plan> sweep_plans(const SweepPoint& point, const DeviceSpec& device, const PlanOptions& options,
                               std::size_t limit) {
     std::vector<Plan> plans;
-    for (const auto& [tile_heads, chunk] : {std::pair{16, 64}, {32, 64}, {16, 128}}) {
-        if (options.tile_heads.value_or(tile_heads) != tile_heads || options.chunk.value_or(chunk) != chunk) continue;
-        for (int splits = 1; splits <= std::min<std::int64_t>(most_splits, chunks_of(point, chunk)); ++splits) {
+    for (const int tile_heads : {16, 32}) {
+        if (options.tile_heads.value_or(tile_heads) != tile_heads) continue;
+        for (int splits = 1; splits <= std::min<std::int64_t>(most_splits, point.chunks); ++splits) {
             if (options.splits.value_or(splits) != splits) continue;
             PlanOptions layout = options;
             layout.kernel = swept_kernel;
             layout.tile_heads = tile_heads;
-            layout.chunk = chunk;
             layout.splits = splits;
             add_variants(plans, point, device, layout);
         }
@@ -192,7 +179,7 @@ std::vector<Plan> sweep_plans(const SweepPoint& point, const DeviceSpec& device,
 }
 
 std::string SweepResult::layout_key() const {
-    return fmt::format("{} {} {} {} {} {}: {} {} {} {} {} {}", gpu, d_qk, sources, rows, heads, chunks, chunk, splits,
+    return fmt::format("{} {} {} {} {} {}: {} {} {} {} {}", gpu, d_qk, sources, rows, heads, chunks, splits,
                        tile_heads, stages, cluster_tiles, gather);
 }
 
@@ -204,7 +191,6 @@ SweepResult result_of(const SweepPoint& point, const Plan& plan, double us) {
             .rows = point.rows,
             .heads = point.heads,
             .chunks = point.chunks,
-            .chunk = plan.schedule.chunk,
             .splits = plan.schedule.splits,
             .tile_heads = tiling.heads,
             .stages = tiling.stages,
@@ -253,10 +239,10 @@ std::string tuning_table_text(const std::vector<SweepResult>& results) {
     }
     std::string text =
         "// Written by `sparsemla bench --sweep --write-table`; a line is a row of TuningRow (tuning_table.h):\n"
-        "// {gpu, d_qk, sources, rows, heads, chunks, chunk, splits, tile_heads, stages, cluster_tiles, gather, us},\n";
+        "// {gpu, d_qk, sources, rows, heads, chunks, splits, tile_heads, stages, cluster_tiles, gather, us},\n";
     for (const auto& [key, row] : best)
-        text += fmt::format("{{\"{}\", {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, Gather::{}, {:.2f}}},\n", row.gpu,
-                            row.d_qk, row.sources, row.rows, row.heads, row.chunks, row.chunk, row.splits,
+        text += fmt::format("{{\"{}\", {}, {}, {}, {}, {}, {}, {}, {}, {}, Gather::{}, {:.2f}}},\n", row.gpu,
+                            row.d_qk, row.sources, row.rows, row.heads, row.chunks, row.splits,
                             row.tile_heads, row.stages, row.cluster_tiles, row.gather, row.us);
     return text;
 }

@@ -28,7 +28,7 @@ struct SweepPoint {
 std::vector<SweepPoint> sweep_points();
 
 /// Plans of the point with the layouts that the kernel takes, in order of the time that the planner expects, at most
-/// `limit`. Of those with equal chunk, splits and heads of a CTA: the two best guesses at stages, and records shared by
+/// `limit`. Of those with equal splits and heads of a CTA: the two best guesses at stages, and records shared by
 /// tiles of heads. `options` fixes what it names.
 std::vector<Plan> sweep_plans(const SweepPoint& point, const DeviceSpec& device, const PlanOptions& options,
                               std::size_t limit);
@@ -41,7 +41,6 @@ struct SweepResult {
     std::int64_t rows = 0;
     std::int64_t heads = 0;
     std::int64_t chunks = 0;  ///< of 64 columns
-    std::int64_t chunk = 64;
     std::int64_t splits = 0;
     std::int64_t tile_heads = 0;
     std::int64_t stages = 0;

@@ -1,8 +1,8 @@
 // decode_latency: a cluster of S CTAs for each (row, tile of heads); chunk j of the row's lists belongs to CTA j % S.
 //   gather    slots -> records in shared memory (cp.async, or a bulk copy a record); query heads -> halves
-//   scores    K * Q^T by wgmma: 64 keys (a block) on M from registers, heads on N; a warpgroup half of the dimensions
+//   scores    K * Q^T by wgmma: 64 keys on M from registers, heads on N; a warpgroup half of the dimensions
 //   softmax   a warp some heads: the halves' sum, maximum, P = p_scale * 2^(s - max) in its format
-//   values    V^T * P by wgmma: a warpgroup's 256 dimensions (128 where a chunk has two blocks) on M, heads on N
+//   values    V^T * P by wgmma: a warpgroup's 256 dimensions on M, heads on N
 //   exchange  maxima and sums to all CTAs, partial outputs to the CTA that merges those dimensions
 //   merge     in split order, one rounding
 // Where no split of a row has more than one chunk, `exchange` may come before `values` (Transport::weights): P goes to
@@ -20,8 +20,9 @@ namespace sparsemla::detail::latency {
 
 namespace {
 
-__device__ inline int divide_by_splits(const Params& params, int number) {
-    if (params.splits == 1) return number;
+template <class T>
+__device__ int divide_by_splits(const Params& params, int number) {
+    if constexpr (T::splits > 0) return static_cast<int>(static_cast<unsigned>(number) / T::splits);
     return static_cast<int>(__umulhi(number, params.split_multiplier) >> params.split_shift);
 }
 
@@ -32,7 +33,7 @@ __device__ void init_barriers(const Place<T>& at) {
     init_mbarrier(at.stats_barrier(), 1);
     init_mbarrier(at.outputs_barrier(), 1);
     init_mbarrier(at.slices_barrier(), arrivals_of_gather * helper_warps);
-    init_mbarrier(at.first_barrier(), (arrivals_of_gather + 1) * T::warps);  // and each warp's part of the query
+    init_mbarrier(at.first_barrier(), (arrivals_of_gather + 1) * multiplying_warps);  // and each warp's part of the query
 #pragma unroll
     for (int i = 0; i < max_stages; ++i) init_mbarrier(at.full(i), arrivals_of_gather * helper_warps);
     fence_mbarrier_init();
@@ -43,26 +44,25 @@ template <class T>
 __device__ void find_place(const Params& params, Place<T>& at) {
     at.stages = at.base + params.stages_offset;
     // Of the CTA's number in the grid and in the cluster; the special registers of clusters are slow divisions.
-    at.splits = params.splits;
+    at.splits = T::splits > 0 ? T::splits : params.splits;
     at.tiles = params.tiles;
     const auto rank = static_cast<int>(cta_of_cluster());
-    at.tile = divide_by_splits(params, rank);
+    at.tile = divide_by_splits<T>(params, rank);
     at.split = rank - at.tile * at.splits;
-    at.row = divide_by_splits(params, static_cast<int>(blockIdx.x));
+    at.row = divide_by_splits<T>(params, static_cast<int>(blockIdx.x));
     at.first_head = static_cast<int>(blockIdx.y) * T::heads;
     at.warp = __shfl_sync(all_lanes, static_cast<int>(threadIdx.x / 32), 0);  // uniform, and known to be
     at.lane = static_cast<int>(threadIdx.x % 32);
     // Here, before the dependency wait, and not once more after it.
-    asm volatile(""
-                 : "+r"(at.row), "+r"(at.split), "+r"(at.splits), "+r"(at.tile), "+r"(at.tiles), "+r"(at.first_head));
+    asm volatile("" : "+r"(at.row), "+r"(at.split), "+r"(at.tile), "+r"(at.tiles), "+r"(at.first_head));
 }
 
 /// The other barriers, and arrival at the cluster: a peer's memory may be touched once the cluster has been waited for.
 template <class T>
 __device__ void set_up(const Params& params, const Place<T>& at) {
-    if (threadIdx.x == 32 * T::warps) {
+    if (threadIdx.x == 32 * multiplying_warps) {
 #pragma unroll
-        for (int i = 0; i < max_stages; ++i) init_mbarrier(at.empty(i), T::warps * at.tiles);
+        for (int i = 0; i < max_stages; ++i) init_mbarrier(at.empty(i), multiplying_warps * at.tiles);
         fence_mbarrier_init();
     }
     arrive_at_cluster();
@@ -95,51 +95,38 @@ __device__ void wait_until_empty(const Place<T>& at, const Turn& stage) {
     fence_async_proxy();  // zeros of absent records before, bulk copies after
 }
 
-/// What the helpers gather: the blocks of all chunks of this CTA but the first, as stages become free. Slots are loaded
-/// a block ahead. Returns the number of this CTA's blocks.
+/// What the helpers gather: all chunks of this CTA but the first, as stages become free. Slots are loaded a chunk ahead.
+/// Returns the number of this CTA's chunks.
 template <class T>
 __device__ int gather_more(const Params& params, const Place<T>& at, const Columns& columns) {
-    using P = Part<T, false>;
+    using P = Part<false>;
     int number = columns.next(at.split);
     if (!columns.has(number)) return 0;
     Turn stage, full;
-    for (int i = 0; i < T::blocks; ++i) stage.advance(params.stages);
-    int gathered = T::blocks;  // of the first chunk
+    stage.advance(params.stages);
+    int gathered = 1;
     number = columns.next(number + at.splits);
-    int of_block = 0;
     int slots[P::passes];
-    if (columns.has(number)) load_slots<P>(params, at, number, 0, slots);
+    if (columns.has(number)) load_slots<P>(params, at, number, slots);
     while (columns.has(number)) {
         if (gathered >= params.stages) wait_until_empty(at, stage);
-        gather_part<P>(params, at, columns, slots, number, of_block, stage.number, at.full(full.number));
+        gather_part<P>(params, at, columns, slots, number, stage.number, at.full(full.number));
         //@@ gathered
         stage.advance(params.stages);
         full.advance(params.stages);
         ++gathered;
-        if (++of_block == T::blocks) {
-            of_block = 0;
-            number = columns.next(number + at.splits);
-        }
-        if (columns.has(number)) load_slots<P>(params, at, number, of_block, slots);
+        number = columns.next(number + at.splits);
+        if (columns.has(number)) load_slots<P>(params, at, number, slots);
     }
     return gathered;
 }
 
-/// Peers that share copies arrive at the `empty` barriers of `blocks` blocks: this CTA must not end before the last
-/// ones.
+/// Peers that share copies arrive at the `empty` barriers of `chunks` chunks: this CTA must not end before the last ones.
 template <class T>
-__device__ void wait_for_peers_to_leave(const Params& params, const Place<T>& at, int blocks) {
+__device__ void wait_for_peers_to_leave(const Params& params, const Place<T>& at, int chunks) {
     if (at.tiles == 1) return;
-    for (int i = max(0, blocks - params.stages); i < blocks; ++i)
+    for (int i = max(0, chunks - params.stages); i < chunks; ++i)
         wait_mbarrier(at.empty(i % params.stages), static_cast<std::uint32_t>(i / params.stages) & 1);
-}
-
-/// visit.operator()<splits>().
-template <class Visit>
-__device__ void with_splits(int splits, const Visit& visit) {
-    if (splits == 2) return visit.template operator()<2>();
-    if (splits == 4) return visit.template operator()<4>();
-    visit.template operator()<8>();
 }
 
 /// A CTA's sums over its chunks.
@@ -150,43 +137,28 @@ struct Partial {
     Factors factors;                    ///< of that source
 };
 
-/// The products of values that a warp has of a chunk: of each unit one for each block.
+/// scores and softmax of one chunk; leaves the values of the warp's first two units in registers, if they are needed.
 template <class T>
-struct ValueJobs {
-    static constexpr int count = T::units_of_warp * T::blocks;
-    static_assert(count == 4);
-    __device__ static constexpr int unit(int job) { return job / T::blocks; }
-    __device__ static constexpr int block(int job) { return job % T::blocks; }
-};
-
-template <class T>
-__device__ void load_job(const Place<T>& at, const Stages<T>& stages, int job, FragmentA (&values)[2][4]) {
-    load_values(at, stages[ValueJobs<T>::block(job)], at.unit(ValueJobs<T>::unit(job)), values[job % 2]);
-}
-
-/// scores and softmax of one chunk; leaves the values of the warp's first two jobs in registers, if they are needed.
-template <class T>
-__device__ void weigh_chunk(const Params& params, const Place<T>& at, const Stages<T>& stages, Partial<T>& partial,
-                            bool needs_values, FragmentA (&values)[2][4]) {
-    constexpr bool both_meanwhile = T::heads == 16 && T::blocks == 1;  // otherwise too few registers are left
+__device__ void weigh_chunk(const Params& params, const Place<T>& at, int stage, Partial<T>& partial, bool needs_values,
+                            FragmentA (&values)[2][4]) {
+    constexpr bool both_meanwhile = T::heads == 16;  // otherwise too few registers are left
     {
         float scores[T::heads / 2];
-        // Constant indices: an array that is indexed at run time lies in memory.
-        compute_scores(at, at.block_of_group() == 0 ? stages[0] : stages[T::blocks - 1], scores, [&] {
+        compute_scores(at, stage, scores, [&] {
             if (!needs_values) return;
-            load_job(at, stages, 0, values);
-            if (both_meanwhile) load_job(at, stages, 1, values);
+            load_values(at, stage, at.unit(0), values[0]);
+            if (both_meanwhile) load_values(at, stage, at.unit(1), values[1]);
         });
         //@ scores
         store_scores(at, scores);
     }
-    sync_multipliers<T>();
+    sync_multipliers();
     //@ stored
-    softmax(params, at, partial.factors.score, stages, partial.running);
+    softmax(params, at, partial.factors.score, stage, partial.running);
     //@ softmax
     fence_async_proxy();
-    if (!both_meanwhile && needs_values) load_job(at, stages, 1, values);
-    sync_multipliers<T>();  // P is there
+    if (!both_meanwhile && needs_values) load_values(at, stage, at.unit(1), values[1]);
+    sync_multipliers();  // P is there
     //@ values
 }
 
@@ -201,44 +173,41 @@ __device__ void leave_stage(const Place<T>& at, int stage) {
     }
 }
 
-/// values of one chunk: job after job, two under way; done(i) once unit i's sums are in registers.
+/// values of one chunk: unit after unit, two under way; done(i) once unit i's sums are in registers.
 template <class T, class Done>
-__device__ void add_values(const Place<T>& at, const Stages<T>& stages, bool first, Outputs<T>& outputs,
-                           FragmentA (&values)[2][4], const Done& done) {
-    using Jobs = ValueJobs<T>;
-    const auto start = [&](int job) {
-        const int unit = Jobs::unit(job), block = Jobs::block(job);
-        if (block == 0) pin(outputs[unit]);
-        start_unit<T>(at.p(block), outputs[unit], values[job % 2], first && block == 0);
+__device__ void add_values(const Place<T>& at, int stage, bool first, Outputs<T>& outputs, FragmentA (&values)[2][4],
+                           const Done& done) {
+    constexpr int count = T::units_of_warp;
+    const auto start = [&](int i) {
+        pin(outputs[i]);
+        start_unit<T>(at.weights(), outputs[i], values[i % 2], first);
     };
 #pragma unroll
-    for (int job = 0; job < 2; ++job) start(job);
+    for (int i = 0; i < 2; ++i) start(i);
 #pragma unroll
-    for (int job = 0; job < Jobs::count; ++job) {
-        const int unit = Jobs::unit(job);
-        const bool ends_unit = Jobs::block(job) + 1 == T::blocks;
-        if (job + 1 < Jobs::count)
+    for (int i = 0; i < count; ++i) {
+        if (i + 1 < count)
             wait_for_mma<1>();
         else
             wait_for_mma<0>();
-        if (ends_unit) pin(outputs[unit]);
-        if (job + 2 < Jobs::count) {
-            load_job(at, stages, job + 2, values);
-            if (Jobs::unit(job + 2) + 1 == T::units_of_warp) leave_stage(at, stages[Jobs::block(job + 2)]);
-            start(job + 2);
+        pin(outputs[i]);
+        if (i + 2 < count) {
+            load_values(at, stage, at.unit(i + 2), values[i % 2]);
+            if (i + 3 == count) leave_stage(at, stage);
+            start(i + 2);
         }
-        if (ends_unit) done(unit);
+        done(i);
     }
 }
 
-/// All chunks of this CTA but for the values of the last one, which is in `stages` then.
+/// All chunks of this CTA but for the values of the last one, which is in `stage` then.
 template <class T>
 __device__ void add_chunks(const Params& params, const Place<T>& at, const Columns& columns, Partial<T>& partial,
-                           FragmentA (&values)[2][4], Stages<T>& stages, bool& first) {
+                           FragmentA (&values)[2][4], Turn& stage, bool& first) {
     int number = columns.next(at.split);
     bool second = T::two_sources && columns.is_second(number);
     partial.factors = second ? factors_of(params, params.sources[1]) : factors_of(params, params.sources[0]);
-    Turn stage, full;
+    Turn full;
     wait_mbarrier(at.first_barrier(), 0);
     for (;;) {
         __syncwarp();
@@ -251,20 +220,15 @@ __device__ void add_chunks(const Params& params, const Place<T>& at, const Colum
             source_factor = partial.factors.values * reciprocal_approximate(factors.values);
             partial.factors = factors;
         }
-#pragma unroll
-        for (int& of_block : stages) {
-            of_block = stage.number;
-            stage.advance(params.stages);
-        }
-        weigh_chunk(params, at, stages, partial, !columns.weights_travel, values);
+        weigh_chunk(params, at, stage.number, partial, !columns.weights_travel, values);
         if (!first) rescale_outputs<T>(at, partial.outputs, source_factor);
         number = columns.next(number + at.splits);
         if (!columns.has(number)) break;
-        add_values<T>(at, stages, first, partial.outputs, values, [](int) {});
+        add_values<T>(at, stage.number, first, partial.outputs, values, [](int) {});
         first = false;
-#pragma unroll
-        for (int i = 0; i < T::blocks; ++i, full.advance(params.stages))
-            wait_mbarrier(at.full(full.number), full.parity);
+        stage.advance(params.stages);
+        wait_mbarrier(at.full(full.number), full.parity);
+        full.advance(params.stages);
     }
     publish_sums<T>(at, partial.running);
 }
@@ -274,19 +238,18 @@ template <class T>
 __device__ void write_together(const Params& params, const Place<T>& at, const Columns& columns) {
     //@ sent
     if (params.trigger == Trigger::end) launch_dependent_grids();
-    take<T>(Handover::weights);
+    take(Handover::weights);
     //@ weighed
     wait_mbarrier(at.outputs_barrier(), 0);
     __syncwarp();
     //@ arrived
     // Many splits leave a CTA few units: half a quad for each warp then. As many loads under way as registers allow.
-    constexpr bool few_registers = T::blocks > 1;
     if (at.splits > 8)
-        merge_units<T, 1, 1, few_registers ? 8 : 16>(params, at, columns.split_mask);
+        merge_units<T, 1, 1, 16>(params, at, columns.split_mask);
     else if (at.splits > 4)
-        merge_units<T, 2, few_registers ? 1 : 2, 8>(params, at, columns.split_mask);
+        merge_units<T, 2, 2, 8>(params, at, columns.split_mask);
     else
-        merge_units<T, 2, few_registers ? 2 : 4, 4>(params, at, columns.split_mask);
+        merge_units<T, 2, 4, 4>(params, at, columns.split_mask);
     //@ merged
     if (params.transport == Transport::bulk) {
         // A CTA's shared memory is the source of copies until its peers have them.
@@ -297,10 +260,9 @@ __device__ void write_together(const Params& params, const Place<T>& at, const C
 
 /// The last chunk's values and the exchange of outputs: each unit is sent while the next ones are multiplied.
 template <class T>
-__device__ void send_outputs(const Params& params, const Place<T>& at, const Stages<T>& stages, bool first,
-                             Partial<T>& partial, FragmentA (&values)[2][4]) {
+__device__ void send_outputs(const Params& params, const Place<T>& at, int stage, bool first, Partial<T>& partial, FragmentA (&values)[2][4]) {
     const bool stores = params.transport != Transport::bulk;
-    add_values<T>(at, stages, first, partial.outputs, values, [&](int i) {
+    add_values<T>(at, stage, first, partial.outputs, values, [&](int i) {
         if (stores) send_unit<T>(params, at, at.unit(i), partial.outputs[i]);
     });
     //@ summed
@@ -308,20 +270,20 @@ __device__ void send_outputs(const Params& params, const Place<T>& at, const Sta
 }
 
 /// Values over all columns and merge, while the helpers exchange weights.
-template <class T, int kSplits>
+template <class T>
 __device__ void write_by_weights(const Params& params, const Place<T>& at, const Columns& columns) {
     if (params.trigger == Trigger::end) launch_dependent_grids();
     wait_mbarrier(at.slices_barrier(), 0);
     __syncwarp();
     //@ slices
-    SlicesProduct<T, kSplits> product;
+    SlicesProduct<T> product;
     product.load_first(at);
     wait_mbarrier(at.outputs_barrier(), 0);
     __syncwarp();
     //@ weights
     fence_async_proxy();
     product.start_all(at);
-    take<T>(Handover::weights);
+    take(Handover::weights);
     //@ multiplied
     product.store(params, at, columns.split_mask);
     //@ written
@@ -335,7 +297,7 @@ __device__ Inputs<T> find_inputs(const Params& params, const Place<T>& at) {
     inputs.counts[1] = T::two_sources ? count_of_row(params.sources[1], at.row) : nullptr;
     inputs.slot = at.multiplies()
                       ? slot_pointer(params, at, at.split,
-                                     block_keys * Part<T, true>::block_of(at) + Part<T, true>::column(at, 0))
+                                     Part<true>::column(at, 0))
                       : nullptr;
     asm volatile("" : "+l"(inputs.counts[0]), "+l"(inputs.counts[1]), "+l"(inputs.slot));
 #pragma unroll
@@ -350,13 +312,12 @@ __device__ Inputs<T> find_inputs(const Params& params, const Place<T>& at) {
 template <class T>
 __device__ void bring_inputs(const Params& params, const Place<T>& at, const Columns& columns, int slot,
                              const QueryLoader<T>& query) {
-    using P = Part<T, true>;
+    using P = Part<true>;
     static_assert(P::passes == 1);
     const int number = columns.next(at.split);
     int slots[1] = {slot};
-    const int of_block = P::block_of(at);
-    if (number != at.split) load_slots<P>(params, at, number, of_block, slots);
-    gather_part<P>(params, at, columns, slots, number, of_block, of_block, at.first_barrier());
+    if (number != at.split) load_slots<P>(params, at, number, slots);
+    gather_part<P>(params, at, columns, slots, number, 0, at.first_barrier());
     //@ gathering
     query.store(at);
     fence_async_proxy();
@@ -376,67 +337,73 @@ __device__ void multiply(const Params& params, const Place<T>& at, const Columns
     Partial<T> partial;
     FragmentA values[2][4];
     bool first = true;
-    Stages<T> stages;
+    Turn stage;
     if (sends) {
         bring_inputs(params, at, columns, slot, query);
-        add_chunks(params, at, columns, partial, values, stages, first);
+        add_chunks(params, at, columns, partial, values, stage, first);
     } else {
         if (params.trigger == Trigger::loaded) launch_dependent_grids();
         join_cluster(at, false);
     }
-    if constexpr (T::blocks == 1) {
-        if (columns.weights_travel)
-            return with_splits(at.splits, [&]<int kSplits>() { write_by_weights<T, kSplits>(params, at, columns); });
-    }
-    if (senders == 1) {
-        add_values<T>(at, stages, first, partial.outputs, values, [](int) {});
-        take<T>(Handover::weights);
+    if constexpr (T::exchanges_weights)
+        if (columns.weights_travel) return write_by_weights(params, at, columns);
+    if (T::alone || senders == 1) {
+        add_values<T>(at, stage.number, first, partial.outputs, values, [](int) {});
+        take(Handover::weights);
         store_outputs<T>(params, at, partial.outputs);
         //@ alone
         return;
     }
-    if (sends) send_outputs(params, at, stages, first, partial, values);
-    write_together<T>(params, at, columns);
+    if constexpr (!T::alone) {
+        if (sends) send_outputs(params, at, stage.number, first, partial, values);
+        write_together<T>(params, at, columns);
+    }
 }
 
 /// What the other warps do: gather what is not the first chunk, and find what each split is worth.
 template <class T>
 __device__ void help(const Params& params, const Place<T>& at, const Columns& columns) {
     if (columns.split_mask == 0) return;
-    const bool together = columns.num_splits() > 1;
+    const bool together = !T::alone && columns.num_splits() > 1;
     if (at.helper() == 0 && at.lane == 0 && together)
         expect_partials(params, at, columns.weights_travel,
                         columns.num_splits() - (columns.has_split(at.split) ? 1 : 0));
     __syncwarp();
     join_cluster(at, false);
-    if (columns.weights_travel) {
-        // Bulk copies of the first chunk come later if these are under way beside them, and are needed before.
-        if (params.gather == Gather::bulk && columns.has_split(at.split)) wait_mbarrier(at.first_barrier(), 0);
-        __syncwarp();
-        if constexpr (T::blocks == 1)
-            with_splits(at.splits, [&]<int kSplits>() { gather_slices<T, kSplits>(params, at, columns); });
-    }
-    const int blocks = gather_more(params, at, columns);
+    if constexpr (T::exchanges_weights)
+        if (columns.weights_travel) {
+            // Bulk copies of the first chunk come later if these are under way beside them, and are needed before.
+            if (params.gather == Gather::bulk && columns.has_split(at.split)) wait_mbarrier(at.first_barrier(), 0);
+            __syncwarp();
+            gather_slices(params, at, columns);
+        }
+    const int chunks = gather_more(params, at, columns);
     Statistics<T> statistics(params, at, columns);
     if (columns.has_split(at.split)) {
-        take<T>(Handover::sums);
+        take(Handover::sums);
         //@@ sums
-        if (columns.weights_travel) send_weights<T>(at);
+        if constexpr (T::exchanges_weights)
+            if (columns.weights_travel) send_weights(at);
         //@@ sent_weights
-        statistics.send(at, together);
+        statistics.add_up(at);
     }
-    if (together) wait_mbarrier(at.stats_barrier(), 0);
-    __syncwarp();
-    //@@ stats
-    statistics.weigh(params, at, columns);
-    bring<T>(Handover::weights);
+    if (together) {
+        if (columns.has_split(at.split)) statistics.send(at);
+        wait_mbarrier(at.stats_barrier(), 0);
+        __syncwarp();
+        //@@ stats
+        statistics.weigh(params, at, columns);
+    } else {
+        statistics.weigh_alone(params, at, columns);
+    }
+    bring(Handover::weights);
     //@@ helped
     if (!together || at.split == 0) statistics.write_lses(params, at);
-    if (!columns.weights_travel) wait_for_peers_to_leave(params, at, blocks);  // otherwise nobody tells
+    if (!columns.weights_travel) wait_for_peers_to_leave(params, at, chunks);  // otherwise nobody tells
 }
 
 template <class T>
-__global__ void __launch_bounds__(T::threads, 1) decode(const __grid_constant__ Params params) {
+__global__ void __launch_bounds__(threads, 1) decode(const __grid_constant__ Params params) {
     extern __shared__ __align__(1024) unsigned char shared[];
     //@ entered
     Place<T> at;
@@ -469,23 +436,30 @@ __global__ void __launch_bounds__(T::threads, 1) decode(const __grid_constant__ 
 /// Calls visit(kernel) with the instantiation for these values. Throws Error (unsupported) where there is none.
 template <class Visit>
 void with_kernel(const Variant& variant, const Visit& visit) {
-    const auto with_query = [&]<int kHeads, int kChunk, int kDqk, bool kTwoSources>() {
-        variant.bf16_query ? visit(decode<Tile<kHeads, kDqk, Half::bf16, kTwoSources, kChunk>>)
-                           : visit(decode<Tile<kHeads, kDqk, Half::f16, kTwoSources, kChunk>>);
+    const auto with_query = [&]<int kHeads, int kDqk, bool kTwoSources, int kSplits>() {
+        variant.bf16_query ? visit(decode<Tile<kHeads, kDqk, Half::bf16, kTwoSources, kSplits>>)
+                           : visit(decode<Tile<kHeads, kDqk, Half::f16, kTwoSources, kSplits>>);
     };
-    const auto with_sources = [&]<int kHeads, int kChunk, int kDqk>() {
-        variant.two_sources ? with_query.template operator()<kHeads, kChunk, kDqk, true>()
-                            : with_query.template operator()<kHeads, kChunk, kDqk, false>();
+    const auto with_sources = [&]<int kHeads, int kDqk, int kSplits>() {
+        variant.two_sources ? with_query.template operator()<kHeads, kDqk, true, kSplits>()
+                            : with_query.template operator()<kHeads, kDqk, false, kSplits>();
     };
-    const auto with_tile = [&]<int kHeads, int kChunk>() {
-        variant.d_qk == 576 ? with_sources.template operator()<kHeads, kChunk, 576>()
-                            : with_sources.template operator()<kHeads, kChunk, 512>();
+    const auto with_record = [&]<int kHeads, int kSplits>() {
+        variant.d_qk == 576 ? with_sources.template operator()<kHeads, 576, kSplits>()
+                            : with_sources.template operator()<kHeads, 512, kSplits>();
     };
-    if (variant.heads == 16 && variant.chunk == 64) return with_tile.template operator()<16, 64>();
-    if (variant.heads == 16 && variant.chunk == 128) return with_tile.template operator()<16, 128>();
-    if (variant.heads == 32 && variant.chunk == 64) return with_tile.template operator()<32, 64>();
-    throw Error(ErrorKind::unsupported, "tile_heads and chunk", "16 and 64, 16 and 128, or 32 and 64 in this build",
-                std::to_string(variant.heads) + " and " + std::to_string(variant.chunk));
+    const auto with_tile = [&]<int kSplits>() {
+        if (variant.heads == 16) return with_record.template operator()<16, kSplits>();
+        if (variant.heads == 32) return with_record.template operator()<32, kSplits>();
+        throw Error(ErrorKind::unsupported, "tile_heads", "16 or 32 in this build", std::to_string(variant.heads));
+    };
+    switch (variant.fixed_splits) {
+        case 1: return with_tile.template operator()<1>();
+        case 2: return with_tile.template operator()<2>();
+        case 4: return with_tile.template operator()<4>();
+        case 8: return with_tile.template operator()<8>();
+        default: return with_tile.template operator()<0>();
+    }
 }
 
 }  // namespace

@@ -15,10 +15,10 @@ namespace sparsemla::detail::latency {
 /// Which instantiation.
 struct Variant {
     int heads;  ///< of a CTA
-    int chunk;
     int d_qk;
     bool bf16_query;
     bool two_sources;
+    int fixed_splits;  ///< 1, or 2, 4 or 8 with Transport::weights; 0: any number
 };
 
 struct SourceView {

@@ -20,8 +20,11 @@ namespace {
 constexpr int heads = 3;
 constexpr float poison = -77.0F;
 
-/// Two at most: more need more shared memory in some tilings.
-int splits_of(const Plan& plan) { return std::min(plan.schedule.splits, 2); }
+/// The kernel is made for the splits of Transport::weights; of others two, as more need more shared memory in some
+/// tilings.
+int splits_of(const Plan& plan) {
+    return plan.tiling->transport == Transport::weights ? plan.schedule.splits : std::min(plan.schedule.splits, 2);
+}
 
 /// Sources with columns, the first ones: one split's one chunk is of one source.
 int sources_of(const Plan& plan) {
@@ -33,7 +36,7 @@ std::int64_t few_columns(const Plan& plan) { return splits_of(plan) * plan.sched
 
 /// Columns of each source's list: a split has one chunk at most, or more.
 std::int64_t columns_of(const Plan& plan) {
-    return has_one_chunk(plan) ? few_columns(plan) : 3 * plan.schedule.chunk - 5;
+    return has_one_chunk(plan) ? few_columns(plan) : (splits_of(plan) + 1) * plan.schedule.chunk - 5;
 }
 
 /// The plan's kernel and tiling for the check's step.

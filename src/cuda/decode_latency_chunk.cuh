@@ -46,19 +46,20 @@ __device__ void start_scores(float (&scores)[T::heads / 2], const FragmentA (&ke
     commit_mma();
 }
 
-/// K * Q^T of a block: this warpgroup's share of the dimensions, 64 keys by kHeads heads. Keys become halves while the
+/// K * Q^T of a chunk: this warpgroup's half of the dimensions, 64 keys by kHeads heads. Keys become halves while the
 /// tensor cores work on those before them; `meanwhile` runs beside the last ones.
 template <class T, class Meanwhile>
 __device__ void compute_scores(const Place<T>& at, int stage, float (&scores)[T::heads / 2],
                                const Meanwhile& meanwhile) {
     // Of a group: the fragments of two groups are in registers.
-    constexpr int steps = T::steps % 3 != 0 ? 4 : T::blocks == 1 ? 6 : 3;
+    constexpr bool few_registers = T::query_half == Half::bf16 && T::two_sources;
+    constexpr int steps = T::steps % 6 != 0 ? 4 : few_registers ? 3 : 6;
     constexpr int groups = T::steps / steps;
     static_assert(groups * steps == T::steps);
     const SharedAddress row = at.stages + stage * T::stage_bytes + (16 * at.warp_of_group() + at.lane % 16) * T::pitch +
-                              at.half_of_group() * T::steps * 16 + at.lane / 16 * 16;
+                              at.warpgroup() * T::steps * 16 + at.lane / 16 * 16;
     const std::uint64_t query =
-        T::QueryTile::descriptor(at.base + T::layout.query + at.half_of_group() * T::steps * T::query_step_bytes);
+        T::QueryTile::descriptor(at.base + T::layout.query + at.warpgroup() * T::steps * T::query_step_bytes);
     FragmentA keys[2][steps];
 #pragma unroll
     for (int group = 0; group < groups; ++group) {
@@ -75,18 +76,14 @@ __device__ void compute_scores(const Place<T>& at, int stage, float (&scores)[T:
 /// This warpgroup's part of the scores to shared memory, [heads][keys].
 template <class T>
 __device__ void store_scores(const Place<T>& at, const float (&scores)[T::heads / 2]) {
-    const SharedAddress to = at.score(at.half_of_group(), 2 * (at.lane % 4),
-                                      block_keys * at.block_of_group() + 16 * at.warp_of_group() + at.lane / 4);
+    const SharedAddress to = at.score(at.warpgroup(), 2 * (at.lane % 4),
+                                      16 * at.warp_of_group() + at.lane / 4);
 #pragma unroll
     for (int j = 0; j < T::quads; ++j)
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-            store_shared(to + ((8 * j + i % 2) * score_pitch(T::chunk) + i / 2 * 8) * 4, scores[4 * j + i]);
+            store_shared(to + ((8 * j + i % 2) * score_pitch + i / 2 * 8) * 4, scores[4 * j + i]);
 }
-
-/// The stages that the blocks of a chunk are in.
-template <class T>
-using Stages = int[T::blocks];
 
 /// A head's running maximum (log2, every lane) and this lane's share of its sum.
 struct Running {
@@ -94,32 +91,24 @@ struct Running {
     float sum = 0;
 };
 
-/// Softmax of a chunk for heads heads_of_warp * warp .. by one warp, two keys of each block a lane: scores to P, and
-/// what older sums are worth now.
+/// Softmax of a chunk for heads heads_of_warp * warp .. by one warp, two keys a lane: scores to P, and what older sums
+/// are worth now.
 template <class T>
-__device__ void softmax(const Params& params, const Place<T>& at, float score_factor, const Stages<T>& stages,
+__device__ void softmax(const Params& params, const Place<T>& at, float score_factor, int stage,
                         Running (&running)[T::heads_of_warp]) {
     const int first_head = T::heads_of_warp * at.warp;
-    float2 score[T::heads_of_warp][T::blocks];
+    const std::uint32_t present = load_shared_16(at.present(stage) + 2 * at.lane);
+    float2 score[T::heads_of_warp];
 #pragma unroll
-    for (int j = 0; j < T::blocks; ++j) {
-        const std::uint32_t present = load_shared_16(at.present(stages[j]) + 2 * at.lane);
-#pragma unroll
-        for (int i = 0; i < T::heads_of_warp; ++i) {
-            const float2 part = load_shared<float2>(at.score(0, first_head + i, block_keys * j + 2 * at.lane));
-            const float2 rest = load_shared<float2>(at.score(1, first_head + i, block_keys * j + 2 * at.lane));
-            score[i][j] = {(present & 0xFF) != 0 ? (part.x + rest.x) * score_factor : -INFINITY,
-                           (present & 0xFF00) != 0 ? (part.y + rest.y) * score_factor : -INFINITY};
-        }
+    for (int i = 0; i < T::heads_of_warp; ++i) {
+        const float2 part = load_shared<float2>(at.score(0, first_head + i, 2 * at.lane));
+        const float2 rest = load_shared<float2>(at.score(1, first_head + i, 2 * at.lane));
+        score[i] = {(present & 0xFF) != 0 ? (part.x + rest.x) * score_factor : -INFINITY,
+                    (present & 0xFF00) != 0 ? (part.y + rest.y) * score_factor : -INFINITY};
     }
     float largest[T::heads_of_warp];
 #pragma unroll
-    for (int i = 0; i < T::heads_of_warp; ++i) {
-        float mine = fmaxf(score[i][0].x, score[i][0].y);
-#pragma unroll
-        for (int j = 1; j < T::blocks; ++j) mine = fmaxf(mine, fmaxf(score[i][j].x, score[i][j].y));
-        largest[i] = warp_max(mine);
-    }
+    for (int i = 0; i < T::heads_of_warp; ++i) largest[i] = warp_max(fmaxf(score[i].x, score[i].y));
 #pragma unroll
     for (int i = 0; i < T::heads_of_warp; ++i) {
         const float old_max = running[i].max;
@@ -127,16 +116,11 @@ __device__ void softmax(const Params& params, const Place<T>& at, float score_fa
         const float anchor = running[i].max == -INFINITY ? 0.0F : running[i].max;  // no key yet: all are masked
         const float keep = exp2_approximate(old_max - anchor);
         const int head = first_head + i;
-        float sum = 0;
-#pragma unroll
-        for (int j = 0; j < T::blocks; ++j) {
-            const float2 power = {exp2_approximate(score[i][j].x - anchor), exp2_approximate(score[i][j].y - anchor)};
-            sum += power.x + power.y;
-            const float2 p = {power.x * params.p_scale, power.y * params.p_scale};
-            const std::uint32_t halves = params.p_is_e4m3 ? f32x2_to_e4m3_as_f16x2(p.x, p.y) : f32x2_to_f16x2(p.x, p.y);
-            store_shared(at.p(j) + T::WeightTile::byte(head, at.lane / 4) + at.lane % 4 * 4, halves);
-        }
-        running[i].sum = running[i].sum * keep + sum;
+        const float2 power = {exp2_approximate(score[i].x - anchor), exp2_approximate(score[i].y - anchor)};
+        const float2 p = {power.x * params.p_scale, power.y * params.p_scale};
+        const std::uint32_t halves = params.p_is_e4m3 ? f32x2_to_e4m3_as_f16x2(p.x, p.y) : f32x2_to_f16x2(p.x, p.y);
+        store_shared(at.weights() + T::WeightTile::byte(head, at.lane / 4) + at.lane % 4 * 4, halves);
+        running[i].sum = running[i].sum * keep + (power.x + power.y);
         if (at.lane == 0) store_shared(at.keep(head), keep);
     }
 }

@@ -80,9 +80,9 @@ __device__ Columns columns_of_row(const Params& params, const Inputs<T>& inputs,
     Columns columns;
     columns.first_active = active_columns(params.sources[0], inputs.counts[0]);
     columns.second_active = T::two_sources ? active_columns(params.sources[1], inputs.counts[1]) : 0;
-    columns.first_end = (columns.first_active + T::chunk - 1) / T::chunk;
+    columns.first_end = (columns.first_active + chunk_keys - 1) / chunk_keys;
     columns.second_begin = params.sources[0].chunks;
-    columns.second_end = columns.second_begin + (columns.second_active + T::chunk - 1) / T::chunk;
+    columns.second_end = columns.second_begin + (columns.second_active + chunk_keys - 1) / chunk_keys;
     bool active = lane < columns.first_end;
     bool more = lane + params.splits < columns.first_end;
     columns.second_first = columns.second_begin;
@@ -93,23 +93,22 @@ __device__ Columns columns_of_row(const Params& params, const Inputs<T>& inputs,
         columns.second_first = columns.first_of_second(params, split);
     }
     columns.split_mask = __ballot_sync(all_lanes, active && lane < params.splits);
-    columns.weights_travel = T::blocks == 1 && params.transport == Transport::weights && columns.num_splits() > 1 &&
+    columns.weights_travel = T::exchanges_weights && columns.num_splits() > 1 &&
                              !__any_sync(all_lanes, more && lane < params.splits);
     return columns;
 }
 
-/// A warp's part of a block of columns, 8 at a time; four lanes share a record. The blocks of the first chunk are
-/// shared out to the warps that multiply, each of the others to the helpers.
-template <class T, bool kFirst>
+/// A warp's part of a chunk's columns, 8 at a time; four lanes share a record. The first chunk is shared out to the
+/// warps that multiply, each of the others to the helpers.
+template <bool kFirst>
 struct Part {
-    static constexpr int records = block_keys / (kFirst ? T::warps / T::blocks : helper_warps);
+    static constexpr int records = chunk_keys / (kFirst ? multiplying_warps : helper_warps);
     static constexpr int passes = records / 8;
 
-    /// Of the first chunk, which block.
-    __device__ static int block_of(const Place<T>& at) { return at.warp / (T::warps / T::blocks); }
-    /// Of the block, the column that this lane copies in a pass.
+    /// Of the chunk, the column that this lane copies in a pass.
+    template <class T>
     __device__ static int column(const Place<T>& at, int pass) {
-        return records * (kFirst ? at.warp % (T::warps / T::blocks) : at.helper()) + 8 * pass + at.lane / 4;
+        return records * (kFirst ? at.warp : at.helper()) + 8 * pass + at.lane / 4;
     }
 };
 
@@ -119,7 +118,7 @@ template <class T>
 __device__ const std::int32_t* slot_pointer(const Params& params, const Place<T>& at, int number, int column) {
     const bool second = T::two_sources && number >= params.sources[0].chunks;
     if (second) number -= params.sources[0].chunks;
-    const int in_list = number * T::chunk + column;
+    const int in_list = number * chunk_keys + column;
     const std::int32_t* slots = second ? params.sources[1].slots : params.sources[0].slots;
     const std::int64_t stride = second ? params.sources[1].slots_row_stride : params.sources[0].slots_row_stride;
     const int width = second ? params.sources[1].width : params.sources[0].width;
@@ -128,13 +127,12 @@ __device__ const std::int32_t* slot_pointer(const Params& params, const Place<T>
 
 __device__ inline int load_slot(const std::int32_t* pointer) { return pointer == nullptr ? -1 : load_global(pointer); }
 
-/// The slots that a warp needs for its part of a chunk's block.
+/// The slots that a warp needs for its part of a chunk.
 template <class P, class T>
-__device__ void load_slots(const Params& params, const Place<T>& at, int number, int of_block,
-                           int (&slots)[P::passes]) {
+__device__ void load_slots(const Params& params, const Place<T>& at, int number, int (&slots)[P::passes]) {
 #pragma unroll
     for (int pass = 0; pass < P::passes; ++pass)
-        slots[pass] = load_slot(slot_pointer(params, at, number, block_keys * of_block + P::column(at, pass)));
+        slots[pass] = load_slot(slot_pointer(params, at, number, P::column(at, pass)));
 }
 
 /// What a column's slot names: nothing, or a record.
@@ -146,7 +144,7 @@ struct Found {
 template <class T>
 __device__ Found find_record(const Params& params, const Columns& columns, int slot, int number, int column) {
     const bool second = T::two_sources && columns.is_second(number);
-    const int in_list = (second ? number - columns.second_begin : number) * T::chunk + column;
+    const int in_list = (second ? number - columns.second_begin : number) * chunk_keys + column;
     const int num_slots = second ? params.sources[1].num_slots : params.sources[0].num_slots;
     bool present = in_list < (second ? columns.second_active : columns.first_active) &&
                    static_cast<std::uint32_t>(slot) < static_cast<std::uint32_t>(num_slots);
@@ -191,11 +189,11 @@ __device__ void copy_record_bulk(const Params& params, const Place<T>& at, const
 /// Arrivals of a warp that gathers at the barrier of its copies: every lane's once these are there, and lane 0's.
 inline constexpr int arrivals_of_gather = 33;
 
-/// Starts the copies of this warp's part of a chunk's block into a stage; they arrive at `barrier`. `slots`: load_slots
-/// of this block. Absent records become zeros.
+/// Starts the copies of this warp's part of a chunk into a stage; they arrive at `barrier`. `slots`: load_slots of this
+/// chunk. Absent records become zeros.
 template <class P, class T>
 __device__ void gather_part(const Params& params, const Place<T>& at, const Columns& columns,
-                            const int (&slots)[P::passes], int number, int of_block, int stage, SharedAddress barrier) {
+                            const int (&slots)[P::passes], int number, int stage, SharedAddress barrier) {
     constexpr int pieces = T::d_qk / 64;  // of 16 bytes, of each of a record's lanes
     const SharedAddress records = at.stages + stage * T::stage_bytes;
     const bool leads = at.lane % 4 == 0;
@@ -204,7 +202,7 @@ __device__ void gather_part(const Params& params, const Place<T>& at, const Colu
 #pragma unroll
     for (int pass = 0; pass < P::passes; ++pass) {
         const int column = P::column(at, pass);
-        found[pass] = find_record<T>(params, columns, slots[pass], number, block_keys * of_block + column);
+        found[pass] = find_record<T>(params, columns, slots[pass], number, column);
         const bool absent = !found[pass].present;
         if (leads) store_shared_8(at.present(stage) + column, absent ? 0 : 1);
         if (params.gather == Gather::copies) {
@@ -236,14 +234,14 @@ __device__ void gather_part(const Params& params, const Place<T>& at, const Colu
 
 /// Transport::weights: starts the copies of this CTA's dimensions of the records of all other splits. A helper has 16
 /// records of each; half a warp finds those of one split, then the whole warp copies pieces of several.
-template <class T, int kSplits>
+template <class T>
 __device__ void gather_slices(const Params& params, const Place<T>& at, const Columns& columns) {
-    using S = Slices<T, kSplits>;
-    constexpr int records = block_keys / helper_warps;
+    using S = Slices<T>;
+    constexpr int records = chunk_keys / helper_warps;
     static_assert(records == 16);
     constexpr int pieces = S::dims / 16;   // of a record
     constexpr int together = 32 / pieces;  // records of which the warp copies pieces at a time
-    constexpr int pairs = kSplits / 2;     // of splits; the last one has only one
+    constexpr int pairs = T::splits / 2;    // of splits; the last one has only one
     const auto split_of = [&](int other) { return other + (other < at.split ? 0 : 1); };
     const int column = records * at.helper() + at.lane % 16;
     int slots[pairs], numbers[pairs];
@@ -260,7 +258,7 @@ __device__ void gather_slices(const Params& params, const Place<T>& at, const Co
         const auto record = found.present ? reinterpret_cast<unsigned long long>(found.record + at.split * S::dims) : 0;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            if (2 * pair + half == kSplits - 1) break;
+            if (2 * pair + half == T::splits - 1) break;
             const int split = split_of(2 * pair + half);
             if (!columns.has_split(split)) continue;
             const SharedAddress to = S::slice(at, split) + row * S::pitch + at.lane % pieces * 16;
@@ -282,7 +280,7 @@ __device__ void gather_slices(const Params& params, const Place<T>& at, const Co
 template <class T>
 struct QueryLoader {
     static constexpr int jobs_of_heads = T::d_qk / 32;                        ///< of 16 heads, one warp's work each
-    static constexpr int rounds = (jobs_of_heads + T::warps - 1) / T::warps;  ///< of one group of 16 heads
+    static constexpr int rounds = (jobs_of_heads + multiplying_warps - 1) / multiplying_warps;  ///< of one group of 16 heads
     static constexpr int words = T::query_half == Half::f16 ? 1 : 2;          ///< of 16 bytes
 
     static constexpr int groups = T::heads / 16;
@@ -305,8 +303,8 @@ struct QueryLoader {
             for (int round = 0; round < rounds; ++round)
 #pragma unroll
                 for (int i = 0; i < words; ++i)
-                    loaded[group][round][i] = from[group] != nullptr && round * T::warps + at.warp < jobs_of_heads
-                                                  ? load_global(from[group] + round * T::warps * 2 * words + i)
+                    loaded[group][round][i] = from[group] != nullptr && round * multiplying_warps + at.warp < jobs_of_heads
+                                                  ? load_global(from[group] + round * multiplying_warps * 2 * words + i)
                                                   : uint4{0, 0, 0, 0};
     }
 
@@ -317,11 +315,11 @@ struct QueryLoader {
         for (int group = 0; group < groups; ++group)
 #pragma unroll
             for (int round = 0; round < rounds; ++round) {
-                if (round * T::warps + at.warp >= jobs_of_heads) break;
+                if (round * multiplying_warps + at.warp >= jobs_of_heads) break;
                 const int head = 16 * group + at.lane / 2;
                 uint4 low, high;
                 split_pairs(loaded[group][round], low, high);
-                const SharedAddress step = to + round * T::warps * 2 * T::query_step_bytes;
+                const SharedAddress step = to + round * multiplying_warps * 2 * T::query_step_bytes;
                 store_shared(step + T::QueryTile::byte(head, 0), low);
                 store_shared(step + T::QueryTile::byte(head, 1), high);
             }

@@ -18,11 +18,12 @@ using namespace latency;
 constexpr double log2_e = 1.4426950408889634;
 
 Variant variant_of(const Plan& plan) {
+    const bool fixed = plan.schedule.splits == 1 || plan.tiling->transport == Transport::weights;
     return {.heads = plan.tiling->heads,
-            .chunk = plan.schedule.chunk,
             .d_qk = static_cast<int>(d_qk(plan.problem)),
             .bf16_query = plan.problem.query_dtype == DType::bf16,
-            .two_sources = plan.problem.sources.size() == 2};
+            .two_sources = plan.problem.sources.size() == 2,
+            .fixed_splits = fixed ? plan.schedule.splits : 0};
 }
 
 /// page_multiplier and page_shift for slots below 2^31 (Granlund and Montgomery: 2^(31 + s) / d rounded up, s = log2 d
@@ -51,7 +52,7 @@ SourceView view_of(const SourceParams& source, const DecodeParams& call) {
         .counts_stride = source.counts_stride,
         .count_offset = source.count_offset,
         .width = static_cast<std::int32_t>(source.width),
-        .chunks = static_cast<std::int32_t>((source.width + call.plan->schedule.chunk - 1) / call.plan->schedule.chunk),
+        .chunks = static_cast<std::int32_t>((source.width + chunk_keys - 1) / chunk_keys),
         .num_slots = static_cast<std::int32_t>(cache.num_slots()),
         .slots_per_page = static_cast<std::int32_t>(slots_per_page),
         .page_multiplier = divider.multiplier,

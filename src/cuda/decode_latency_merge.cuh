@@ -16,7 +16,7 @@ __device__ void publish_sums(const Place<T>& at, const Running (&running)[T::hea
         store_shared(at.sums(head, at.lane), running[i].sum);
         if (at.lane == 0) store_shared(at.maximum(head), running[i].max);
     }
-    bring<T>(Handover::sums);
+    bring(Handover::sums);
 }
 
 /// Units of the output that this CTA merges.
@@ -63,7 +63,7 @@ __device__ void send_unit(const Params& params, const Place<T>& at, std::uint32_
 template <class T>
 __device__ void copy_outputs(const Params& params, const Place<T>& at, const Outputs<T>& outputs) {
     constexpr int unit_bytes = T::quads * quad_bytes;
-    sync_multipliers<T>();  // every warp has its values out of the stages
+    sync_multipliers();  // every warp has its values out of the stages
 #pragma unroll
     for (int i = 0; i < T::units_of_warp; ++i)
 #pragma unroll
@@ -77,7 +77,7 @@ __device__ void copy_outputs(const Params& params, const Place<T>& at, const Out
                          outputs[i][4 * j + 1], outputs[i][4 * j + 3]);
         }
     fence_async_proxy();
-    sync_multipliers<T>();
+    sync_multipliers();
     const int count = units_here(params, at.lane);
     if (at.warp != 0 || at.lane >= at.splits || at.lane == at.split || count == 0) return;
     copy_bulk_to_cta(map_to_cta(at.base + T::layout.inbox + inbox_of_split<T>(params, at.split), at.cta(at.lane)),
@@ -94,11 +94,12 @@ __device__ void send_weights(const Place<T>& at) {
     const int first = (32 * at.helper() + at.lane) * 16;
     float4 p[pieces];
 #pragma unroll
-    for (int i = 0; i < pieces; ++i) p[i] = load_shared<float4>(at.base + T::layout.weights + first + i * step);
+    for (int i = 0; i < pieces; ++i) p[i] = load_shared<float4>(at.weights() + first + i * step);
     const SharedAddress to = at.base + T::layout.inbox + at.split * T::weights_bytes + first;
     const SharedAddress barrier = at.outputs_barrier();
-    for (int distance = 1; distance < at.splits; ++distance) {
-        const int cta = at.cta((at.split + distance) & (at.splits - 1));  // a power of two
+#pragma unroll
+    for (int distance = 1; distance < T::splits; ++distance) {
+        const int cta = at.cta((at.split + distance) % T::splits);
         const SharedAddress inbox = map_to_cta(to, cta), arrived = map_to_cta(barrier, cta);
 #pragma unroll
         for (int i = 0; i < pieces; ++i) store_async(inbox + i * step, p[i].x, p[i].y, p[i].z, p[i].w, arrived);
@@ -146,7 +147,7 @@ struct Statistics {
     int heads[rounds];                   ///< of the tile
     float sinks[rounds];                 ///< base 2
     float value_factors[2];              ///< of splits lane and lane + 8
-    float maxima[rounds], sums[rounds];  ///< of the row
+    float maxima[rounds], sums[rounds];  ///< of this CTA's columns, then of the row
 
     /// All that can be known before the sums.
     __device__ Statistics(const Params& params, const Place<T>& at, const Columns& columns) : lane(at.lane % 8) {
@@ -159,20 +160,38 @@ struct Statistics {
         for (int i = 0; i < 2; ++i) value_factors[i] = value_factor_of_split<T>(params, columns, lane + 8 * i);
     }
 
-    /// This CTA's maxima and sums to every CTA of the row; or only to itself, where no other has columns.
-    __device__ void send(const Place<T>& at, bool to_others) const {
+    /// Maxima and sums of this CTA's columns.
+    __device__ void add_up(const Place<T>& at) {
 #pragma unroll
         for (int i = 0; i < rounds; ++i) {
             const float4 shares = load_shared<float4>(at.sums(heads[i], 4 * lane));
-            const float sum = warp_sum<lanes_of_head>((shares.x + shares.y) + (shares.z + shares.w));
-            const float max = load_shared<float>(at.maximum(heads[i]));
+            maxima[i] = load_shared<float>(at.maximum(heads[i]));
+            sums[i] = warp_sum<lanes_of_head>((shares.x + shares.y) + (shares.z + shares.w));
+        }
+    }
+
+    /// They are the row's: no other CTA has columns.
+    __device__ void weigh_alone(const Params& params, const Place<T>& at, const Columns& columns) const {
+        const float value_factor = value_factor_of_split<T>(params, columns, at.split);
+#pragma unroll
+        for (int i = 0; i < rounds; ++i)
+            if (lane == 0)
+                store_shared(at.weight(at.split, heads[i]),
+                             value_factor * output_factor(params, sinks[i], maxima[i], sums[i]));
+    }
+
+    /// To every CTA of the row.
+    __device__ void send(const Place<T>& at) const {
+#pragma unroll
+        for (int i = 0; i < rounds; ++i) {
             const SharedAddress to = at.stats(at.split, heads[i]);
 #pragma unroll
             for (int cta = lane; cta < max_splits; cta += 8) {
                 if (cta == at.split)
-                    store_shared(to, max, sum);
-                else if (to_others && cta < at.splits)
-                    store_async(map_to_cta(to, at.cta(cta)), max, sum, map_to_cta(at.stats_barrier(), at.cta(cta)));
+                    store_shared(to, maxima[i], sums[i]);
+                else if (cta < at.splits)
+                    store_async(map_to_cta(to, at.cta(cta)), maxima[i], sums[i],
+                                map_to_cta(at.stats_barrier(), at.cta(cta)));
             }
         }
     }
@@ -265,7 +284,7 @@ __device__ void store_quad(const Params& params, const Destination<T>& to, int u
 /// No split has columns: +0 and -inf, by CTA 0.
 template <class T>
 __device__ void write_empty(const Params& params, const Place<T>& at) {
-    for (int head = at.first_head + at.warp; head < min(at.first_head + T::heads, params.heads); head += T::warps) {
+    for (int head = at.first_head + at.warp; head < min(at.first_head + T::heads, params.heads); head += multiplying_warps) {
         const std::int64_t element = at.row * params.out_row_stride + head * params.out_head_stride;
         for (int dim = 2 * at.lane; dim < 512; dim += 64) store_pair<false>(params, true, element + dim, 0, 0);
         if (at.lane == 0) write_lse(params, at.row, head, -INFINITY, 0);
@@ -353,13 +372,13 @@ __device__ void merge_units(const Params& params, const Place<T>& at, std::uint3
     using Job = MergeJob<T, kHeads>;
     const std::uint32_t split_bytes = inbox_of_split<T>(params, 1);
     const int jobs = units_here(params, at.split) * T::quads * Job::of_quad;
-    for (int begin = at.warp; begin < jobs; begin += kJobs * T::warps) {
+    for (int begin = at.warp; begin < jobs; begin += kJobs * multiplying_warps) {
         float2 sums[kJobs][kHeads] = {};
         for (int first = 0; first < at.splits; first += kSplits) {
             MergePart<kHeads> parts[kJobs][kSplits] = {};
 #pragma unroll
             for (int j = 0; j < kJobs; ++j) {
-                const Job job(params, at, begin + j * T::warps);
+                const Job job(params, at, begin + j * multiplying_warps);
 #pragma unroll
                 for (int i = 0; i < kSplits; ++i)
                     if (job.exists && (split_mask >> (first + i) & 1) != 0)
@@ -379,7 +398,7 @@ __device__ void merge_units(const Params& params, const Place<T>& at, std::uint3
         store_all(params, [&]<bool kPairs>() {
 #pragma unroll
             for (int j = 0; j < kJobs; ++j) {
-                const Job job(params, at, begin + j * T::warps);
+                const Job job(params, at, begin + j * multiplying_warps);
 #pragma unroll
                 for (int head = 0; head < kHeads; ++head)
                     store_pair<kPairs>(params, job.exists && head < job.heads_left,
@@ -390,10 +409,10 @@ __device__ void merge_units(const Params& params, const Place<T>& at, std::uint3
 }
 
 /// Transport `weights`: this CTA's dimensions over the columns of all splits. A job is a split and a block.
-template <class T, int kSplits>
+template <class T>
 struct SlicesProduct {
-    using S = Slices<T, kSplits>;
-    static constexpr int jobs = kSplits * S::dim_blocks;
+    using S = Slices<T>;
+    static constexpr int jobs = T::splits * S::dim_blocks;
     static constexpr int loaded = jobs < 4 ? jobs : 4;  ///< under way at a time
     static_assert(loaded == 4);
 
@@ -413,7 +432,7 @@ struct SlicesProduct {
         const SharedAddress weights =
             at.base + (split == at.split ? T::layout.weights : T::layout.inbox + split * T::weights_bytes);
         pin(outputs[job]);
-        start_unit<T>(weights + S::first_head(at) * block_keys * 2, outputs[job], values[job % loaded], true);
+        start_unit<T>(weights + S::first_head(at) * chunk_keys * 2, outputs[job], values[job % loaded], true);
     }
 
     __device__ void load_first(const Place<T>& at) {
@@ -446,7 +465,7 @@ struct SlicesProduct {
             for (int quad = 0; quad < S::quads; ++quad) {
                 float4& sum = sums[block][quad];
 #pragma unroll
-                for (int split = 0; split < kSplits; ++split) {
+                for (int split = 0; split < T::splits; ++split) {
                     if ((split_mask >> split & 1) == 0) continue;
                     const float2 weight =
                         load_shared<float2>(at.weight(split, first_head + 8 * quad + 2 * (at.lane % 4)));

@@ -20,9 +20,9 @@ struct SmallShared {
     std::uint64_t outputs_barrier;
     std::uint64_t slices_barrier;                  ///< the slices of the other splits' records are there
     std::uint64_t first_barrier;                   ///< the first chunk is there
-    std::uint64_t full[max_stages];                ///< of the blocks after the first chunk's: i, i + stages .. is there
+    std::uint64_t full[max_stages];                ///< of the chunks after the first: i, i + stages .. is there
     std::uint64_t empty[max_stages];               ///< nobody reads the stage any more
-    std::uint8_t present[max_stages][block_keys];  ///< of the stage's block: 1 where the column names a record
+    std::uint8_t present[max_stages][chunk_keys];  ///< of the stage's chunk: 1 where the column names a record
     float sums[kHeads][32];                        ///< of P before rounding, each lane's share
     float maxima[kHeads];
     float2 stats[max_splits][kHeads];  ///< of each split: maximum (log2), sum
@@ -30,30 +30,31 @@ struct SmallShared {
     float keep[kHeads];                ///< what older sums are worth after this chunk raised the maximum
 };
 
-template <int kHeads, int kDqk, Half kQuery, bool kTwoSources, int kChunk>
+/// kSplits: 1, the CTA has its row alone; 2, 4 or 8, as many exchange P where they can (Transport::weights); 0, any number
+/// exchange partial outputs. A kernel for each: code that is not needed costs time too, between what is.
+template <int kHeads, int kDqk, Half kQuery, bool kTwoSources, int kSplits>
 struct Tile {
+    static constexpr bool alone = kSplits == 1;
+    static constexpr bool exchanges_weights = kSplits > 1;
+    static constexpr int splits = kSplits;
     static constexpr bool two_sources = kTwoSources;
     static constexpr int heads = kHeads;
-    static constexpr int chunk = kChunk;
-    static constexpr int blocks = kChunk / block_keys;
-    static constexpr int warps = multiplying_warps(kChunk);
-    static constexpr int threads = latency::threads(kChunk);
-    static constexpr int units_of_warp = units / warps;
+    static constexpr int units_of_warp = units / multiplying_warps;
     static constexpr int d_qk = kDqk;
     static constexpr Half query_half = kQuery;
     static constexpr int pitch = record_pitch(kDqk);
-    static constexpr int stage_bytes = block_keys * pitch;
-    static constexpr int heads_of_warp = kHeads / warps;
+    static constexpr int stage_bytes = chunk_keys * pitch;
+    static constexpr int heads_of_warp = kHeads / multiplying_warps;
     static constexpr int quads = kHeads / 8;
     static constexpr int steps = kDqk / 16 / 2;  ///< K steps of a warpgroup in K * Q^T: half of the dimensions
     static constexpr int query_step_bytes = kHeads * 32;
-    static constexpr int weights_bytes = kHeads * block_keys * 2;  ///< P of a block
-    static constexpr SharedLayout layout = shared_layout({.heads = kHeads, .d_qk = kDqk, .chunk = kChunk});
+    static constexpr int weights_bytes = kHeads * chunk_keys * 2;  ///< P of a chunk
+    static constexpr SharedLayout layout = shared_layout({.heads = kHeads, .d_qk = kDqk});
     using QueryTile = SwizzledTile<32>;
     using WeightTile = SwizzledTile<128>;
     using Small = SmallShared<kHeads>;
     static_assert(sizeof(Small) <= small_shared_bytes(kHeads));
-    static_assert(kDqk % 32 == 0 && kHeads % 16 == 0 && has_kernel(kHeads, kChunk));
+    static_assert(kDqk % 32 == 0 && kHeads % 16 == 0 && (kSplits <= 1 || can_exchange_weights(kSplits)));
     static_assert(layout.weights % WeightTile::alignment_bytes == 0 && layout.query % QueryTile::alignment_bytes == 0);
 };
 
@@ -70,16 +71,13 @@ struct Place {
     int tiles;   ///< of the cluster
     int warp, lane;
 
-    __device__ bool multiplies() const { return warp < T::warps; }
-    __device__ int helper() const { return warp - T::warps; }
+    __device__ bool multiplies() const { return warp < multiplying_warps; }
+    __device__ int helper() const { return warp - multiplying_warps; }
 
     /// The number in the cluster of the CTA that has this split of this tile.
     __device__ int cta(int of_split) const { return of_split + tile * splits; }
     __device__ int warpgroup() const { return warp / 4; }
     __device__ int warp_of_group() const { return warp % 4; }
-    /// In K * Q^T: of the chunk's blocks and of the dimensions, which ones are this warpgroup's.
-    __device__ int block_of_group() const { return warpgroup() / 2; }
-    __device__ int half_of_group() const { return warpgroup() % 2; }
     /// The unit of the output that this warp holds in its i-th wgmma. CTAs take turns, so that they do not all send to
     /// the same peers at the same time.
     __device__ int unit(int i) const {
@@ -93,7 +91,7 @@ struct Place {
     __device__ SharedAddress full(int i) const { return base + offsetof(typename T::Small, full) + i * 8; }
     __device__ SharedAddress empty(int stage) const { return base + offsetof(typename T::Small, empty) + stage * 8; }
     __device__ SharedAddress present(int stage) const {
-        return base + offsetof(typename T::Small, present) + stage * block_keys;
+        return base + offsetof(typename T::Small, present) + stage * chunk_keys;
     }
     __device__ SharedAddress sums(int head, int lane_of_head) const {
         return base + offsetof(typename T::Small, sums) + (head * 32 + lane_of_head) * 4;
@@ -107,25 +105,24 @@ struct Place {
     }
     __device__ SharedAddress keep(int head) const { return base + offsetof(typename T::Small, keep) + head * 4; }
     __device__ SharedAddress score(int half, int head, int key) const {
-        return base + T::layout.scores + ((half * T::heads + head) * score_pitch(T::chunk) + key) * 4;
+        return base + T::layout.scores + ((half * T::heads + head) * score_pitch + key) * 4;
     }
-    /// P of a block of the chunk.
-    __device__ SharedAddress p(int of_block) const { return base + T::layout.weights + of_block * T::weights_bytes; }
+    __device__ SharedAddress weights() const { return base + T::layout.weights; }  ///< P
 };
 
-/// Transport::weights: how a cluster of kSplits CTAs shares out the 512 dimensions. Each warpgroup has blocks of 64, of
+/// Transport::weights: how a cluster of CTAs shares out the 512 dimensions. Each warpgroup has blocks of 64, of
 /// all heads or, where the CTA has but one block, of half of them.
-template <class T, int kSplits>
+template <class T>
 struct Slices {
-    static_assert(can_exchange_weights(kSplits, T::chunk));
-    static constexpr int dims = 512 / kSplits;
+    static_assert(T::exchanges_weights);
+    static constexpr int dims = 512 / T::splits;
     static constexpr int units_here = dims / unit_dims;
     static constexpr int dim_blocks = dims > 64 ? dims / 64 / 2 : 1;
     static constexpr bool halves_heads = dims == 64;
     static constexpr int heads = halves_heads ? T::heads / 2 : T::heads;
     static constexpr int quads = heads / 8;
-    static constexpr int pitch = slice_pitch(kSplits);
-    static constexpr int slice_bytes = block_keys * pitch;  ///< of one split
+    static constexpr int pitch = slice_pitch(T::splits);
+    static constexpr int slice_bytes = chunk_keys * pitch;  ///< of one split
 
     /// Of this CTA's dimensions, the unit that a warp holds of its block `dim_block`.
     __device__ static int unit(const Place<T>& at, int dim_block) {
@@ -139,25 +136,20 @@ struct Slices {
 };
 
 /// Of the warps that multiply.
-template <class T>
-__device__ void sync_multipliers() {
-    sync_threads(1, 32 * T::warps);
-}
+__device__ inline void sync_multipliers() { sync_threads(1, 32 * multiplying_warps); }
 
 /// From one side to the other: those that bring something arrive, those that need it wait.
 enum class Handover : std::uint8_t {
     sums = 2,    ///< P, maxima and sums of this CTA's columns, to the helpers
     weights = 3  ///< what each split is worth, to the warps that multiply
 };
-template <class T>
-__device__ void bring(Handover what) {
+__device__ inline void bring(Handover what) {
     __syncwarp();  // a warp arrives once
-    arrive_at_threads(static_cast<int>(what), T::threads);
+    arrive_at_threads(static_cast<int>(what), threads);
 }
-template <class T>
-__device__ void take(Handover what) {
+__device__ inline void take(Handover what) {
     __syncwarp();
-    sync_threads(static_cast<int>(what), T::threads);
+    sync_threads(static_cast<int>(what), threads);
 }
 
 }  // namespace sparsemla::detail::latency
