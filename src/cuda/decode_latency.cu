@@ -137,17 +137,23 @@ struct Partial {
     Factors factors;                    ///< of that source
 };
 
-/// scores and softmax of one chunk; leaves the values of the warp's first two units in registers, if they are needed.
+/// A warp's values of a chunk on their way to the tensor cores: as halves of two units, as bytes of the next two.
+struct ValuesAhead {
+    FragmentA values[2][4];
+    ValueBytes bytes[2];
+};
+
+/// scores and softmax of one chunk; leaves the warp's values `ahead`, if they are needed.
 template <class T>
 __device__ void weigh_chunk(const Params& params, const Place<T>& at, int stage, Partial<T>& partial, bool needs_values,
-                            FragmentA (&values)[2][4]) {
-    constexpr bool both_meanwhile = T::heads == 16;  // otherwise too few registers are left
+                            ValuesAhead& ahead) {
+    static_assert(T::units_of_warp == 4);
     {
         float scores[T::heads / 2];
         compute_scores(at, stage, scores, [&] {
             if (!needs_values) return;
-            load_values(at, stage, at.unit(0), values[0]);
-            if (both_meanwhile) load_values(at, stage, at.unit(1), values[1]);
+            for (int i = 0; i < 2; ++i) fetch_values(at, stage, at.unit(i), ahead.bytes[i]);
+            for (int i = 0; i < 2; ++i) ahead.bytes[i].to_halves(ahead.values[i]);
         });
         //@ scores
         store_scores(at, scores);
@@ -157,7 +163,8 @@ __device__ void weigh_chunk(const Params& params, const Place<T>& at, int stage,
     softmax(params, at, partial.factors.score, stage, partial.running);
     //@ softmax
     fence_async_proxy();
-    if (!both_meanwhile && needs_values) load_values(at, stage, at.unit(1), values[1]);
+    if (needs_values)
+        for (int i = 0; i < 2; ++i) fetch_values(at, stage, at.unit(2 + i), ahead.bytes[i]);
     sync_multipliers();  // P is there
     //@ values
 }
@@ -173,37 +180,46 @@ __device__ void leave_stage(const Place<T>& at, int stage) {
     }
 }
 
-/// values of one chunk: unit after unit, two under way; done(i) once unit i's sums are in registers.
+/// values of one chunk: unit after unit, two under way; done(i) once unit i's sums are in registers. The last two are
+/// left under way: until then neither their sums nor their values may be touched.
 template <class T, class Done>
-__device__ void add_values(const Place<T>& at, int stage, bool first, Outputs<T>& outputs, FragmentA (&values)[2][4],
-                           const Done& done) {
-    constexpr int count = T::units_of_warp;
+__device__ void start_values(const Place<T>& at, int stage, bool first, Outputs<T>& outputs, ValuesAhead& ahead,
+                             const Done& done) {
     const auto start = [&](int i) {
         pin(outputs[i]);
-        start_unit<T>(at.weights(), outputs[i], values[i % 2], first);
+        start_unit<T>(at.weights(), outputs[i], ahead.values[i % 2], first);
     };
+    start(0);
+    start(1);
 #pragma unroll
-    for (int i = 0; i < 2; ++i) start(i);
-#pragma unroll
-    for (int i = 0; i < count; ++i) {
-        if (i + 1 < count)
-            wait_for_mma<1>();
-        else
-            wait_for_mma<0>();
+    for (int i = 0; i < 2; ++i) {
+        wait_for_mma<1>();
         pin(outputs[i]);
-        if (i + 2 < count) {
-            load_values(at, stage, at.unit(i + 2), values[i % 2]);
-            if (i + 3 == count) leave_stage(at, stage);
-            start(i + 2);
-        }
+        ahead.bytes[i].to_halves(ahead.values[i]);
+        if (i == 1) leave_stage(at, stage);
+        start(i + 2);
         done(i);
     }
+}
+
+/// The same until all of them are done.
+template <class T, class Done>
+__device__ void add_values(const Place<T>& at, int stage, bool first, Outputs<T>& outputs, ValuesAhead& ahead,
+                           const Done& done) {
+    constexpr int count = T::units_of_warp;
+    start_values<T>(at, stage, first, outputs, ahead, done);
+    wait_for_mma<1>();
+    pin(outputs[count - 2]);
+    done(count - 2);
+    wait_for_mma<0>();
+    pin(outputs[count - 1]);
+    done(count - 1);
 }
 
 /// All chunks of this CTA but for the values of the last one, which is in `stage` then.
 template <class T>
 __device__ void add_chunks(const Params& params, const Place<T>& at, const Columns& columns, Partial<T>& partial,
-                           FragmentA (&values)[2][4], Turn& stage, bool& first) {
+                           ValuesAhead& ahead, Turn& stage, bool& first) {
     int number = columns.next(at.split);
     bool second = T::two_sources && columns.is_second(number);
     partial.factors = second ? factors_of(params, params.sources[1]) : factors_of(params, params.sources[0]);
@@ -220,11 +236,16 @@ __device__ void add_chunks(const Params& params, const Place<T>& at, const Colum
             source_factor = partial.factors.values * reciprocal_approximate(factors.values);
             partial.factors = factors;
         }
-        weigh_chunk(params, at, stage.number, partial, !columns.weights_travel, values);
-        if (!first) rescale_outputs<T>(at, partial.outputs, source_factor);
+        weigh_chunk(params, at, stage.number, partial, !columns.weights_travel, ahead);
+        if (!first) {
+            // The values of the chunk before were under way until its keys' scores had come.
+#pragma unroll
+            for (float(&sums)[T::heads / 2] : partial.outputs) pin(sums);
+            rescale_outputs<T>(at, partial.outputs, source_factor);
+        }
         number = columns.next(number + at.splits);
         if (!columns.has(number)) break;
-        add_values<T>(at, stage.number, first, partial.outputs, values, [](int) {});
+        start_values<T>(at, stage.number, first, partial.outputs, ahead, [](int) {});
         first = false;
         stage.advance(params.stages);
         wait_mbarrier(at.full(full.number), full.parity);
@@ -260,9 +281,9 @@ __device__ void write_together(const Params& params, const Place<T>& at, const C
 
 /// The last chunk's values and the exchange of outputs: each unit is sent while the next ones are multiplied.
 template <class T>
-__device__ void send_outputs(const Params& params, const Place<T>& at, int stage, bool first, Partial<T>& partial, FragmentA (&values)[2][4]) {
+__device__ void send_outputs(const Params& params, const Place<T>& at, int stage, bool first, Partial<T>& partial, ValuesAhead& ahead) {
     const bool stores = params.transport != Transport::bulk;
-    add_values<T>(at, stage, first, partial.outputs, values, [&](int i) {
+    add_values<T>(at, stage, first, partial.outputs, ahead, [&](int i) {
         if (stores) send_unit<T>(params, at, at.unit(i), partial.outputs[i]);
     });
     //@ summed
@@ -335,12 +356,12 @@ __device__ void multiply(const Params& params, const Place<T>& at, const Columns
     const bool sends = columns.has_split(at.split);
     const int senders = columns.num_splits();
     Partial<T> partial;
-    FragmentA values[2][4];
+    ValuesAhead ahead;
     bool first = true;
     Turn stage;
     if (sends) {
         bring_inputs(params, at, columns, slot, query);
-        add_chunks(params, at, columns, partial, values, stage, first);
+        add_chunks(params, at, columns, partial, ahead, stage, first);
     } else {
         if (params.trigger == Trigger::loaded) launch_dependent_grids();
         join_cluster(at, false);
@@ -348,14 +369,14 @@ __device__ void multiply(const Params& params, const Place<T>& at, const Columns
     if constexpr (T::exchanges_weights)
         if (columns.weights_travel) return write_by_weights(params, at, columns);
     if (T::alone || senders == 1) {
-        add_values<T>(at, stage.number, first, partial.outputs, values, [](int) {});
+        add_values<T>(at, stage.number, first, partial.outputs, ahead, [](int) {});
         take(Handover::weights);
         store_outputs<T>(params, at, partial.outputs);
         //@ alone
         return;
     }
     if constexpr (!T::alone) {
-        if (sends) send_outputs(params, at, stage.number, first, partial, values);
+        if (sends) send_outputs(params, at, stage.number, first, partial, ahead);
         write_together<T>(params, at, columns);
     }
 }
@@ -425,10 +446,10 @@ __global__ void __launch_bounds__(threads, 1) decode(const __grid_constant__ Par
     if (!columns.concern(at.split)) return;
     //@ counts
     if (at.multiplies()) {
-        if (T::heads > 16) take_registers<216>();  // 8 warps of 216 and 4 of 72 are what 12 of 168 are
+        take_registers<216>();  // 8 warps of 216 and 4 of 72 are what 12 of 168 are
         multiply(params, at, columns, slot, query);
     } else {
-        if (T::heads > 16) keep_registers<72>();
+        keep_registers<72>();
         help(params, at, columns);
     }
 }

@@ -9,32 +9,40 @@
 
 namespace sparsemla::detail::latency {
 
-/// kSteps K steps of a warpgroup's keys as A, from byte `row` on.
-template <class T, int kSteps>
-__device__ void load_keys(SharedAddress row, FragmentA (&keys)[kSteps]) {
-    const auto take = [](FragmentA& fragment, std::uint32_t upper_rows, std::uint32_t lower_rows) {
-        const TwoPairs upper = T::query_half == Half::f16 ? e4m3x4_to_f16(upper_rows) : e4m3x4_to_bf16(upper_rows);
-        const TwoPairs lower = T::query_half == Half::f16 ? e4m3x4_to_f16(lower_rows) : e4m3x4_to_bf16(lower_rows);
-        fragment[0] = upper.low;
-        fragment[1] = lower.low;
-        fragment[2] = upper.high;
-        fragment[3] = lower.high;
-    };
+/// kSteps K steps of a warp's 16 keys: the bytes of A. Fetched some time before they become halves, as ldmatrix takes 100
+/// to 200 cycles where all warps come at once.
+template <int kSteps>
+struct KeyBytes {
+    std::uint32_t pairs[kSteps / 2][4];  ///< of two steps
+    std::uint32_t last[2];               ///< of the last step of an odd number
+
+    /// From byte `row` on.
+    __device__ void fetch(SharedAddress row) {
 #pragma unroll
-    for (int step = 0; step + 1 < kSteps; step += 2) {
-        std::uint32_t words[4];
-        load_matrices(words, row + step * 16);
-        take(keys[step], words[0], words[1]);
-        take(keys[step + 1], words[2], words[3]);
+        for (int i = 0; i < kSteps / 2; ++i) load_matrices(pairs[i], row + i * 32);
+        if constexpr (kSteps % 2 == 1) load_matrices(last, row + (kSteps - 1) * 16);
     }
-    if constexpr (kSteps % 2 == 1) {
-        std::uint32_t words[2];
-        load_matrices(words, row + (kSteps - 1) * 16);
-        take(keys[kSteps - 1], words[0], words[1]);
-    }
+
+    template <Half kHalf>
+    __device__ void to_halves(FragmentA (&keys)[kSteps]) const {
+        const auto take = [](FragmentA& fragment, std::uint32_t upper_rows, std::uint32_t lower_rows) {
+            const TwoPairs upper = kHalf == Half::f16 ? e4m3x4_to_f16(upper_rows) : e4m3x4_to_bf16(upper_rows);
+            const TwoPairs lower = kHalf == Half::f16 ? e4m3x4_to_f16(lower_rows) : e4m3x4_to_bf16(lower_rows);
+            fragment[0] = upper.low;
+            fragment[1] = lower.low;
+            fragment[2] = upper.high;
+            fragment[3] = lower.high;
+        };
 #pragma unroll
-    for (FragmentA& fragment : keys) pin(fragment);
-}
+        for (int i = 0; i < kSteps / 2; ++i) {
+            take(keys[2 * i], pairs[i][0], pairs[i][1]);
+            take(keys[2 * i + 1], pairs[i][2], pairs[i][3]);
+        }
+        if constexpr (kSteps % 2 == 1) take(keys[kSteps - 1], last[0], last[1]);
+#pragma unroll
+        for (FragmentA& fragment : keys) pin(fragment);
+    }
+};
 
 template <class T, int kSteps>
 __device__ void start_scores(float (&scores)[T::heads / 2], const FragmentA (&keys)[kSteps], std::uint64_t query,
@@ -60,11 +68,14 @@ __device__ void compute_scores(const Place<T>& at, int stage, float (&scores)[T:
                               at.warpgroup() * T::steps * 16 + at.lane / 16 * 16;
     const std::uint64_t query =
         T::QueryTile::descriptor(at.base + T::layout.query + at.warpgroup() * T::steps * T::query_step_bytes);
+    KeyBytes<steps> bytes[2];
     FragmentA keys[2][steps];
+    bytes[0].fetch(row);
 #pragma unroll
     for (int group = 0; group < groups; ++group) {
+        if (group + 1 < groups) bytes[(group + 1) % 2].fetch(row + (group + 1) * steps * 16);
         if (group >= 2) wait_for_mma<1>();
-        load_keys<T>(row + group * steps * 16, keys[group % 2]);
+        bytes[group % 2].template to_halves<T::query_half>(keys[group % 2]);
         start_scores<T>(scores, keys[group % 2], query + group * steps * (T::query_step_bytes / 16), group == 0);
     }
     wait_for_mma<1>();
@@ -125,30 +136,37 @@ __device__ void softmax(const Params& params, const Place<T>& at, float score_fa
     }
 }
 
-/// 16 dimensions by 64 keys of values as A of four K steps; row g is dimension 2g, row g + 8 is 2g + 1. `first`: the
-/// first key's 16 bytes.
-__device__ inline void load_unit(SharedAddress first, int pitch, int lane, FragmentA (&values)[4]) {
-    const SharedAddress column = first + lane * pitch;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        std::uint32_t words[4];
-        load_matrices_transposed(words, column + half * 32 * pitch);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const TwoPairs columns = e4m3x4_to_f16(transpose_byte_pairs(words[i]));
-            FragmentA& fragment = values[2 * half + i / 2];
-            fragment[i % 2 * 2] = columns.low;
-            fragment[i % 2 * 2 + 1] = columns.high;
-        }
+/// 16 dimensions by 64 keys of values: the bytes of A of four K steps; row g is dimension 2g, row g + 8 is 2g + 1. Fetched
+/// ahead like KeyBytes.
+struct ValueBytes {
+    std::uint32_t words[2][4];
+
+    /// `first`: the first key's 16 bytes.
+    __device__ void fetch(SharedAddress first, int pitch, int lane) {
+        const SharedAddress column = first + lane * pitch;
+        load_matrices_transposed(words[0], column);
+        load_matrices_transposed(words[1], column + 32 * pitch);
     }
+
+    __device__ void to_halves(FragmentA (&values)[4]) const {
 #pragma unroll
-    for (FragmentA& fragment : values) pin(fragment);
-}
+        for (int half = 0; half < 2; ++half)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const TwoPairs columns = e4m3x4_to_f16(transpose_byte_pairs(words[half][i]));
+                FragmentA& fragment = values[2 * half + i / 2];
+                fragment[i % 2 * 2] = columns.low;
+                fragment[i % 2 * 2 + 1] = columns.high;
+            }
+#pragma unroll
+        for (FragmentA& fragment : values) pin(fragment);
+    }
+};
 
 /// A unit of a stage's values.
 template <class T>
-__device__ void load_values(const Place<T>& at, int stage, int unit, FragmentA (&values)[4]) {
-    load_unit(at.stages + stage * T::stage_bytes + unit * unit_dims, T::pitch, at.lane, values);
+__device__ void fetch_values(const Place<T>& at, int stage, int unit, ValueBytes& bytes) {
+    bytes.fetch(at.stages + stage * T::stage_bytes + unit * unit_dims, T::pitch, at.lane);
 }
 
 /// Sums of values times P: of unit(i), dims 2g, 2g + 1 and, for each 8 heads, heads 2t, 2t + 1.

@@ -15,7 +15,7 @@ struct Columns {
     int first_active, second_active;  ///< leading columns of each source
     int first_end, second_begin, second_end;
     std::uint32_t split_mask;  ///< bit s: split s has a chunk
-    bool weights_travel;       ///< instead of partial outputs: no split has two chunks
+    int weights_travel;        ///< 1: instead of partial outputs, as no split has two chunks; a bool is spilled
 
     int second_first;  ///< of this CTA's chunks, the first one of source 1
 

@@ -114,8 +114,9 @@ __device__ inline float sink_of(const Params& params, int head) {
 
 /// out_scale / (l + 2^(sink - max)): the larger of max and sink is the reference, so that neither power overflows.
 __device__ inline float output_factor(const Params& params, float sink, float max, float sum) {
-    const float reference = fmaxf(max, sink);
-    const float of_sum = exp2_approximate(max - reference), of_sink = exp2_approximate(sink - reference);
+    const bool above = sink > max;
+    const float less = exp2_approximate(above ? max - sink : sink - max);
+    const float of_sum = above ? less : 1.0F, of_sink = above ? 1.0F : less;
     const float factor = params.out_scale * (of_sum * reciprocal_approximate(sum * of_sum + of_sink));
     return sum == 0 ? 0 : factor;  // no column: +0, whatever the sink
 }
@@ -413,18 +414,18 @@ template <class T>
 struct SlicesProduct {
     using S = Slices<T>;
     static constexpr int jobs = T::splits * S::dim_blocks;
-    static constexpr int loaded = jobs < 4 ? jobs : 4;  ///< under way at a time
-    static_assert(loaded == 4);
+    static constexpr int loaded = 4;  ///< under way at a time
+    static_assert(loaded <= jobs);
 
     FragmentA values[loaded][4];
     float outputs[jobs][S::heads / 2];
 
-    __device__ void load(const Place<T>& at, int job) {
+    __device__ void fetch(const Place<T>& at, int job, ValueBytes& bytes) const {
         const int split = job / S::dim_blocks;
         const int unit = S::unit(at, job % S::dim_blocks);
         const bool own = split == at.split;
-        load_unit((own ? at.stages + at.split * S::dims : S::slice(at, split)) + unit * unit_dims,
-                  own ? T::pitch : S::pitch, at.lane, values[job % loaded]);
+        bytes.fetch((own ? at.stages + at.split * S::dims : S::slice(at, split)) + unit * unit_dims,
+                    own ? T::pitch : S::pitch, at.lane);
     }
 
     __device__ void start(const Place<T>& at, int job) {
@@ -436,19 +437,28 @@ struct SlicesProduct {
     }
 
     __device__ void load_first(const Place<T>& at) {
+        ValueBytes bytes[loaded];
 #pragma unroll
-        for (int job = 0; job < loaded; ++job) load(at, job);
+        for (int job = 0; job < loaded; ++job) fetch(at, job, bytes[job]);
+#pragma unroll
+        for (int job = 0; job < loaded; ++job) bytes[job].to_halves(values[job]);
     }
 
     /// Once P of all splits is there.
     __device__ void start_all(const Place<T>& at) {
 #pragma unroll
         for (int job = 0; job < loaded; ++job) start(at, job);
+        constexpr int more = jobs - loaded;
+        if constexpr (more > 0) {
+            ValueBytes bytes[2];
+            fetch(at, loaded, bytes[0]);
 #pragma unroll
-        for (int job = loaded; job < jobs; ++job) {
-            wait_for_mma<loaded - 1>();
-            load(at, job);
-            start(at, job);
+            for (int i = 0; i < more; ++i) {
+                if (i + 1 < more) fetch(at, loaded + i + 1, bytes[(i + 1) % 2]);
+                wait_for_mma<loaded - 1>();
+                bytes[i % 2].to_halves(values[(loaded + i) % loaded]);
+                start(at, loaded + i);
+            }
         }
     }
 

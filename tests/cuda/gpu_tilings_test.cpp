@@ -88,9 +88,7 @@ TEST_F(GpuTilings, EqualBitsForOneSchedule) {
         Step step = random_step(spec, 900 + number);
         const PFormat format = number % 2 == 0 ? PFormat::f16 : PFormat::e4m3;
         for (const int splits : {1, 1 + static_cast<int>(bits() % 16)})
-            for (const int chunk : {64, 128})
-                taken +=
-                    expect_equal_tilings(step, {.p_format = format, .splits = splits, .chunk = chunk}, to_string(spec));
+            taken += expect_equal_tilings(step, {.p_format = format, .splits = splits}, to_string(spec));
         if (HasFailure()) return;
     }
     EXPECT_GT(taken, 24 * 2 * 6) << "hardly any tiling is taken";
@@ -104,12 +102,10 @@ TEST_F(GpuTilings, EverySplitCount) {
               .rows = 3, .heads = 16, .record = Record::fp8_512, .widths = {128, 900}, .out_dtype = DType::f32}}) {
         Step step = random_step(spec, 77);
         step.count(0, spec.widths[0]);
-        for (int splits = 1; splits <= 16; ++splits)
-            for (const int chunk : {64, 128}) {
-                EXPECT_GT(expect_equal_tilings(step, {.splits = splits, .chunk = chunk}, to_string(spec)), 0)
-                    << splits << " splits";
-                if (HasFailure()) return;
-            }
+        for (int splits = 1; splits <= 16; ++splits) {
+            EXPECT_GT(expect_equal_tilings(step, {.splits = splits}, to_string(spec)), 0) << splits << " splits";
+            if (HasFailure()) return;
+        }
     }
 }
 
