@@ -189,10 +189,9 @@ bool bulk_fits(int heads, int stages, int of_d_qk) {
 }
 
 std::string text_of(const PlanOptions& options) {
-    return "splits " + std::to_string(*options.splits) + ", tile_heads " +
-           std::to_string(*options.tile_heads) + ", stages " + std::to_string(*options.stages) + ", cluster_tiles " +
-           std::to_string(*options.cluster_tiles) + ", " + std::string(name(*options.gather)) + ", " +
-           std::string(name(*options.transport));
+    return "splits " + std::to_string(*options.splits) + ", tile_heads " + std::to_string(*options.tile_heads) +
+           ", stages " + std::to_string(*options.stages) + ", cluster_tiles " + std::to_string(*options.cluster_tiles) +
+           ", " + std::string(name(*options.gather)) + ", " + std::string(name(*options.transport));
 }
 
 /// Honoured to the letter, or refused with the option's name.
@@ -309,8 +308,7 @@ TEST_F(LatencyLaunch, PlansForTheUsualColumns) {
 TEST_F(LatencyLaunch, TransportOfASplitCount) {
     for (const int usual : {64, 128, 192, 257, 512, 513, 2048})
         for (int splits = 1; splits <= latency::max_splits; ++splits) {
-            const Plan plan =
-                make_plan(problem_of(2, 16, {2048}), h200(), {.splits = splits, .usual_columns = usual});
+            const Plan plan = make_plan(problem_of(2, 16, {2048}), h200(), {.splits = splits, .usual_columns = usual});
             const bool weights = (splits == 2 || splits == 4 || splits == 8) && usual <= 64 * splits;
             EXPECT_EQ(plan.tiling->transport, weights ? Transport::weights : Transport::stores)
                 << splits << " splits, " << usual << " columns";

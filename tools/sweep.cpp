@@ -87,18 +87,12 @@ auto point_key(const SweepResult& result) {
 }
 
 Json to_json(const SweepResult& result) {
-    return {{"gpu", result.gpu},
-            {"d_qk", result.d_qk},
-            {"sources", result.sources},
-            {"rows", result.rows},
-            {"heads", result.heads},
-            {"chunks", result.chunks},
-            {"splits", result.splits},
-            {"tile_heads", result.tile_heads},
-            {"stages", result.stages},
-            {"cluster_tiles", result.cluster_tiles},
-            {"gather", result.gather},
-            {"us", result.us}};
+    return {{"gpu", result.gpu},         {"d_qk", result.d_qk},
+            {"sources", result.sources}, {"rows", result.rows},
+            {"heads", result.heads},     {"chunks", result.chunks},
+            {"splits", result.splits},   {"tile_heads", result.tile_heads},
+            {"stages", result.stages},   {"cluster_tiles", result.cluster_tiles},
+            {"gather", result.gather},   {"us", result.us}};
 }
 
 /// Throws what the JSON library throws.
@@ -179,8 +173,8 @@ std::vector<Plan> sweep_plans(const SweepPoint& point, const DeviceSpec& device,
 }
 
 std::string SweepResult::layout_key() const {
-    return fmt::format("{} {} {} {} {} {}: {} {} {} {} {}", gpu, d_qk, sources, rows, heads, chunks, splits,
-                       tile_heads, stages, cluster_tiles, gather);
+    return fmt::format("{} {} {} {} {} {}: {} {} {} {} {}", gpu, d_qk, sources, rows, heads, chunks, splits, tile_heads,
+                       stages, cluster_tiles, gather);
 }
 
 SweepResult result_of(const SweepPoint& point, const Plan& plan, double us) {
@@ -241,9 +235,9 @@ std::string tuning_table_text(const std::vector<SweepResult>& results) {
         "// Written by `sparsemla bench --sweep --write-table`; a line is a row of TuningRow (tuning_table.h):\n"
         "// {gpu, d_qk, sources, rows, heads, chunks, splits, tile_heads, stages, cluster_tiles, gather, us},\n";
     for (const auto& [key, row] : best)
-        text += fmt::format("{{\"{}\", {}, {}, {}, {}, {}, {}, {}, {}, {}, Gather::{}, {:.2f}}},\n", row.gpu,
-                            row.d_qk, row.sources, row.rows, row.heads, row.chunks, row.splits,
-                            row.tile_heads, row.stages, row.cluster_tiles, row.gather, row.us);
+        text += fmt::format("{{\"{}\", {}, {}, {}, {}, {}, {}, {}, {}, {}, Gather::{}, {:.2f}}},\n", row.gpu, row.d_qk,
+                            row.sources, row.rows, row.heads, row.chunks, row.splits, row.tile_heads, row.stages,
+                            row.cluster_tiles, row.gather, row.us);
     return text;
 }
 

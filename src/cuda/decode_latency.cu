@@ -33,7 +33,8 @@ __device__ void init_barriers(const Place<T>& at) {
     init_mbarrier(at.stats_barrier(), 1);
     init_mbarrier(at.outputs_barrier(), 1);
     init_mbarrier(at.slices_barrier(), arrivals_of_gather * helper_warps);
-    init_mbarrier(at.first_barrier(), (arrivals_of_gather + 1) * multiplying_warps);  // and each warp's part of the query
+    init_mbarrier(at.first_barrier(),
+                  (arrivals_of_gather + 1) * multiplying_warps);  // and each warp's part of the query
 #pragma unroll
     for (int i = 0; i < max_stages; ++i) init_mbarrier(at.full(i), arrivals_of_gather * helper_warps);
     fence_mbarrier_init();
@@ -95,8 +96,8 @@ __device__ void wait_until_empty(const Place<T>& at, const Turn& stage) {
     fence_async_proxy();  // zeros of absent records before, bulk copies after
 }
 
-/// What the helpers gather: all chunks of this CTA but the first, as stages become free. Slots are loaded a chunk ahead.
-/// Returns the number of this CTA's chunks.
+/// What the helpers gather: all chunks of this CTA but the first, as stages become free. Slots are loaded a chunk
+/// ahead. Returns the number of this CTA's chunks.
 template <class T>
 __device__ int gather_more(const Params& params, const Place<T>& at, const Columns& columns) {
     using P = Part<false>;
@@ -121,7 +122,8 @@ __device__ int gather_more(const Params& params, const Place<T>& at, const Colum
     return gathered;
 }
 
-/// Peers that share copies arrive at the `empty` barriers of `chunks` chunks: this CTA must not end before the last ones.
+/// Peers that share copies arrive at the `empty` barriers of `chunks` chunks: this CTA must not end before the last
+/// ones.
 template <class T>
 __device__ void wait_for_peers_to_leave(const Params& params, const Place<T>& at, int chunks) {
     if (at.tiles == 1) return;
@@ -281,7 +283,8 @@ __device__ void write_together(const Params& params, const Place<T>& at, const C
 
 /// The last chunk's values and the exchange of outputs: each unit is sent while the next ones are multiplied.
 template <class T>
-__device__ void send_outputs(const Params& params, const Place<T>& at, int stage, bool first, Partial<T>& partial, ValuesAhead& ahead) {
+__device__ void send_outputs(const Params& params, const Place<T>& at, int stage, bool first, Partial<T>& partial,
+                             ValuesAhead& ahead) {
     const bool stores = params.transport != Transport::bulk;
     add_values<T>(at, stage, first, partial.outputs, ahead, [&](int i) {
         if (stores) send_unit<T>(params, at, at.unit(i), partial.outputs[i]);
@@ -316,10 +319,7 @@ __device__ Inputs<T> find_inputs(const Params& params, const Place<T>& at) {
     Inputs<T> inputs;
     inputs.counts[0] = count_of_row(params.sources[0], at.row);
     inputs.counts[1] = T::two_sources ? count_of_row(params.sources[1], at.row) : nullptr;
-    inputs.slot = at.multiplies()
-                      ? slot_pointer(params, at, at.split,
-                                     Part<true>::column(at, 0))
-                      : nullptr;
+    inputs.slot = at.multiplies() ? slot_pointer(params, at, at.split, Part<true>::column(at, 0)) : nullptr;
     asm volatile("" : "+l"(inputs.counts[0]), "+l"(inputs.counts[1]), "+l"(inputs.slot));
 #pragma unroll
     for (int group = 0; group < QueryLoader<T>::groups; ++group) {

@@ -9,8 +9,8 @@
 
 namespace sparsemla::detail::latency {
 
-/// kSteps K steps of a warp's 16 keys: the bytes of A. Fetched some time before they become halves, as ldmatrix takes 100
-/// to 200 cycles where all warps come at once.
+/// kSteps K steps of a warp's 16 keys: the bytes of A. Fetched some time before they become halves, as ldmatrix takes
+/// 100 to 200 cycles where all warps come at once.
 template <int kSteps>
 struct KeyBytes {
     std::uint32_t pairs[kSteps / 2][4];  ///< of two steps
@@ -87,8 +87,7 @@ __device__ void compute_scores(const Place<T>& at, int stage, float (&scores)[T:
 /// This warpgroup's part of the scores to shared memory, [heads][keys].
 template <class T>
 __device__ void store_scores(const Place<T>& at, const float (&scores)[T::heads / 2]) {
-    const SharedAddress to = at.score(at.warpgroup(), 2 * (at.lane % 4),
-                                      16 * at.warp_of_group() + at.lane / 4);
+    const SharedAddress to = at.score(at.warpgroup(), 2 * (at.lane % 4), 16 * at.warp_of_group() + at.lane / 4);
 #pragma unroll
     for (int j = 0; j < T::quads; ++j)
 #pragma unroll
@@ -136,8 +135,8 @@ __device__ void softmax(const Params& params, const Place<T>& at, float score_fa
     }
 }
 
-/// 16 dimensions by 64 keys of values: the bytes of A of four K steps; row g is dimension 2g, row g + 8 is 2g + 1. Fetched
-/// ahead like KeyBytes.
+/// 16 dimensions by 64 keys of values: the bytes of A of four K steps; row g is dimension 2g, row g + 8 is 2g + 1.
+/// Fetched ahead like KeyBytes.
 struct ValueBytes {
     std::uint32_t words[2][4];
 

@@ -93,8 +93,8 @@ __device__ Columns columns_of_row(const Params& params, const Inputs<T>& inputs,
         columns.second_first = columns.first_of_second(params, split);
     }
     columns.split_mask = __ballot_sync(all_lanes, active && lane < params.splits);
-    columns.weights_travel = T::exchanges_weights && columns.num_splits() > 1 &&
-                             !__any_sync(all_lanes, more && lane < params.splits);
+    columns.weights_travel =
+        T::exchanges_weights && columns.num_splits() > 1 && !__any_sync(all_lanes, more && lane < params.splits);
     return columns;
 }
 
@@ -241,7 +241,7 @@ __device__ void gather_slices(const Params& params, const Place<T>& at, const Co
     static_assert(records == 16);
     constexpr int pieces = S::dims / 16;   // of a record
     constexpr int together = 32 / pieces;  // records of which the warp copies pieces at a time
-    constexpr int pairs = T::splits / 2;    // of splits; the last one has only one
+    constexpr int pairs = T::splits / 2;   // of splits; the last one has only one
     const auto split_of = [&](int other) { return other + (other < at.split ? 0 : 1); };
     const int column = records * at.helper() + at.lane % 16;
     int slots[pairs], numbers[pairs];
@@ -279,9 +279,10 @@ __device__ void gather_slices(const Params& params, const Place<T>& at, const Co
 /// pairs 1 3 5 7, as a lane of ldmatrix holds four bytes of a record.
 template <class T>
 struct QueryLoader {
-    static constexpr int jobs_of_heads = T::d_qk / 32;                        ///< of 16 heads, one warp's work each
-    static constexpr int rounds = (jobs_of_heads + multiplying_warps - 1) / multiplying_warps;  ///< of one group of 16 heads
-    static constexpr int words = T::query_half == Half::f16 ? 1 : 2;          ///< of 16 bytes
+    static constexpr int jobs_of_heads = T::d_qk / 32;  ///< of 16 heads, one warp's work each
+    static constexpr int rounds =
+        (jobs_of_heads + multiplying_warps - 1) / multiplying_warps;  ///< of one group of 16 heads
+    static constexpr int words = T::query_half == Half::f16 ? 1 : 2;  ///< of 16 bytes
 
     static constexpr int groups = T::heads / 16;
 
@@ -303,9 +304,10 @@ struct QueryLoader {
             for (int round = 0; round < rounds; ++round)
 #pragma unroll
                 for (int i = 0; i < words; ++i)
-                    loaded[group][round][i] = from[group] != nullptr && round * multiplying_warps + at.warp < jobs_of_heads
-                                                  ? load_global(from[group] + round * multiplying_warps * 2 * words + i)
-                                                  : uint4{0, 0, 0, 0};
+                    loaded[group][round][i] =
+                        from[group] != nullptr && round * multiplying_warps + at.warp < jobs_of_heads
+                            ? load_global(from[group] + round * multiplying_warps * 2 * words + i)
+                            : uint4{0, 0, 0, 0};
     }
 
     /// All heads of the CTA to shared memory.

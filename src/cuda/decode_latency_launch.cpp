@@ -44,23 +44,22 @@ SourceView view_of(const SourceParams& source, const DecodeParams& call) {
     // Without gaps: one page that holds every slot.
     const std::int64_t slots_per_page = gaps ? cache.slot_step() : std::numeric_limits<std::int32_t>::max();
     const Divider divider(slots_per_page);
-    return {
-        .records = static_cast<const std::byte*>(cache.data),
-        .slots = source.slots,
-        .counts = source.counts,
-        .slots_row_stride = source.slots_row_stride,
-        .counts_stride = source.counts_stride,
-        .count_offset = source.count_offset,
-        .width = static_cast<std::int32_t>(source.width),
-        .chunks = static_cast<std::int32_t>((source.width + chunk_keys - 1) / chunk_keys),
-        .num_slots = static_cast<std::int32_t>(cache.num_slots()),
-        .slots_per_page = static_cast<std::int32_t>(slots_per_page),
-        .page_multiplier = divider.multiplier,
-        .page_shift = divider.shift,
-        .page_size = static_cast<std::int32_t>(gaps ? cache.page_size : slots_per_page),
-        .score_factor = static_cast<float>(call.softmax_scale * log2_e * call.q_scale.value * source.k_scale.value),
-        .k_scale = source.k_scale.value,
-        .k_scale_pointer = source.k_scale.pointer};
+    return {.records = static_cast<const std::byte*>(cache.data),
+            .slots = source.slots,
+            .counts = source.counts,
+            .slots_row_stride = source.slots_row_stride,
+            .counts_stride = source.counts_stride,
+            .count_offset = source.count_offset,
+            .width = static_cast<std::int32_t>(source.width),
+            .chunks = static_cast<std::int32_t>((source.width + chunk_keys - 1) / chunk_keys),
+            .num_slots = static_cast<std::int32_t>(cache.num_slots()),
+            .slots_per_page = static_cast<std::int32_t>(slots_per_page),
+            .page_multiplier = divider.multiplier,
+            .page_shift = divider.shift,
+            .page_size = static_cast<std::int32_t>(gaps ? cache.page_size : slots_per_page),
+            .score_factor = static_cast<float>(call.softmax_scale * log2_e * call.q_scale.value * source.k_scale.value),
+            .k_scale = source.k_scale.value,
+            .k_scale_pointer = source.k_scale.pointer};
 }
 
 bool is_even(std::int64_t value) { return value % 2 == 0; }

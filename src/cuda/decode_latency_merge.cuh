@@ -285,7 +285,8 @@ __device__ void store_quad(const Params& params, const Destination<T>& to, int u
 /// No split has columns: +0 and -inf, by CTA 0.
 template <class T>
 __device__ void write_empty(const Params& params, const Place<T>& at) {
-    for (int head = at.first_head + at.warp; head < min(at.first_head + T::heads, params.heads); head += multiplying_warps) {
+    for (int head = at.first_head + at.warp; head < min(at.first_head + T::heads, params.heads);
+         head += multiplying_warps) {
         const std::int64_t element = at.row * params.out_row_stride + head * params.out_head_stride;
         for (int dim = 2 * at.lane; dim < 512; dim += 64) store_pair<false>(params, true, element + dim, 0, 0);
         if (at.lane == 0) write_lse(params, at.row, head, -INFINITY, 0);
@@ -492,8 +493,8 @@ struct SlicesProduct {
             for (int block = 0; block < S::dim_blocks; ++block)
 #pragma unroll
                 for (int quad = 0; quad < S::quads; ++quad)
-                    store_quad<kPairs>(params, to, at.split * S::units_here + S::unit(at, block),
-                                       first_head / 8 + quad, sums[block][quad]);
+                    store_quad<kPairs>(params, to, at.split * S::units_here + S::unit(at, block), first_head / 8 + quad,
+                                       sums[block][quad]);
         });
     }
 };

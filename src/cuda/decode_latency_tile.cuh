@@ -30,8 +30,8 @@ struct SmallShared {
     float keep[kHeads];                ///< what older sums are worth after this chunk raised the maximum
 };
 
-/// kSplits: 1, the CTA has its row alone; 2, 4 or 8, as many exchange P where they can (Transport::weights); 0, any number
-/// exchange partial outputs. A kernel for each: code that is not needed costs time too, between what is.
+/// kSplits: 1, the CTA has its row alone; 2, 4 or 8, as many exchange P where they can (Transport::weights); 0, any
+/// number exchange partial outputs. A kernel for each: code that is not needed costs time too, between what is.
 template <int kHeads, int kDqk, Half kQuery, bool kTwoSources, int kSplits>
 struct Tile {
     static constexpr bool alone = kSplits == 1;
