@@ -226,22 +226,49 @@ Layout fitted(const TuningRow& row, const Problem& problem) {
             .cluster_tiles = std::min(row.cluster_tiles, tiles_of(problem, row.tile_heads))};
 }
 
+/// The layout of a row of the table for this problem, where it can be launched.
+std::optional<Choice> choice_of(const TuningRow& row, const Problem& problem, const DeviceSpec& device,
+                                const PlanOptions& options) {
+    // Rows may have been measured by a kernel of other tiles.
+    if (std::ranges::find(head_tiles, row.tile_heads) == std::end(head_tiles)) return std::nullopt;
+    const Layout layout = with_transport(fitted(row, problem), problem, device, options);
+    if (layout.splits > max_splits || layout.stages > max_stages || refuse_layout(problem, device, layout))
+        return std::nullopt;
+    return Choice{.layout = layout, .us = row.us, .measured = &row, .refusal = {}};
+}
+
+/// The same for a row of fewer rows than the problem has, where as many clusters at a time are enough for all of them:
+/// then it takes hardly longer.
+std::optional<Choice> choice_of_fewer(const TuningRow& row, const Problem& problem, const DeviceSpec& device,
+                                      const PlanOptions& options) {
+    auto choice = choice_of(row, problem, device, options);
+    if (!choice) return std::nullopt;
+    Problem measured = problem;
+    measured.rows = row.rows;
+    if (waves_of(problem, device, *choice->layout) > waves_of(measured, device, *choice->layout)) return std::nullopt;
+    choice->us *= 0.5 + 0.5 * static_cast<double>(problem.rows) / static_cast<double>(row.rows);
+    return choice;
+}
+
 /// The measured layout of the problem's size, where the caller leaves all of it to the plan and it can be launched.
 std::optional<Choice> measured_layout(const Problem& problem, const DeviceSpec& device, const PlanOptions& options) {
     if (options.splits || options.tile_heads || options.stages || options.cluster_tiles || options.gather)
         return std::nullopt;
-    const TuningRow* row = find_tuning(tuning_table(), {.gpu = device.name,
+    const TuningRow* covering = find_tuning(tuning_table(), {.gpu = device.name,
                                                         .d_qk = static_cast<int>(d_qk(problem)),
                                                         .sources = static_cast<int>(problem.sources.size()),
                                                         .rows = problem.rows,
                                                         .heads = problem.heads,
                                                         .chunks = usual_chunks(problem, options)});
-    // Rows may have been measured by a kernel of other tiles.
-    if (row == nullptr || std::ranges::find(head_tiles, row->tile_heads) == std::end(head_tiles)) return std::nullopt;
-    const Layout layout = with_transport(fitted(*row, problem), problem, device, options);
-    if (layout.splits > max_splits || layout.stages > max_stages || refuse_layout(problem, device, layout))
-        return std::nullopt;
-    return Choice{.layout = layout, .us = row->us, .measured = row, .refusal = {}};
+    if (covering == nullptr) return std::nullopt;
+    std::optional<Choice> best = choice_of(*covering, problem, device, options);
+    if (covering->rows == problem.rows) return best;
+    for (const TuningRow& row : tuning_table()) {
+        if (row.rows >= problem.rows || !differ_in_rows(row, *covering)) continue;
+        const auto choice = choice_of_fewer(row, problem, device, options);
+        if (choice && (!best || choice->us < best->us)) best = choice;
+    }
+    return best;
 }
 
 std::string measured_note(const TuningRow& row, const DeviceSpec& device) {

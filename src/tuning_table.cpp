@@ -24,6 +24,10 @@ std::int64_t size_of(const TuningRow& row) { return row.rows * row.heads * row.c
 
 std::span<const TuningRow> tuning_table() { return {rows, std::size(rows) - 1}; }
 
+bool differ_in_rows(const TuningRow& a, const TuningRow& b) {
+    return a.gpu == b.gpu && a.d_qk == b.d_qk && a.sources == b.sources && a.heads == b.heads && a.chunks == b.chunks;
+}
+
 const TuningRow* find_tuning(std::span<const TuningRow> table, const TuningKey& key) {
     const bool known = std::ranges::find(table, key.gpu, &TuningRow::gpu) != table.end();
     const TuningRow* best = nullptr;

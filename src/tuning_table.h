@@ -41,4 +41,7 @@ struct TuningKey {
 /// sources; null if there is none. Of this GPU, or, where the table has none of its name at all, of another one.
 const TuningRow* find_tuning(std::span<const TuningRow> table, const TuningKey& key);
 
+/// Whether two rows are of problems that differ in their numbers of rows alone.
+bool differ_in_rows(const TuningRow& a, const TuningRow& b);
+
 }  // namespace sparsemla::detail
