@@ -29,6 +29,12 @@ if(SPARSEMLA_PORTABLE)
         file(COPY_FILE ${file} ${CMAKE_RUNTIME_OUTPUT_DIRECTORY}/${runtime} ONLY_IF_DIFFERENT)
     endforeach()
     configure_file(${PROJECT_SOURCE_DIR}/scripts/gpu_check.sh ${CMAKE_RUNTIME_OUTPUT_DIRECTORY}/gpu_check.sh COPYONLY)
+    # gpu_check.sh looks for it.
+    if(SPARSEMLA_RACECHECK)
+        file(TOUCH ${CMAKE_RUNTIME_OUTPUT_DIRECTORY}/RACECHECK)
+    else()
+        file(REMOVE ${CMAKE_RUNTIME_OUTPUT_DIRECTORY}/RACECHECK)
+    endif()
     # What bin/ holds by now, for the journey, with the commit and the golden outputs that gpu_check.sh looks for.
     add_custom_target(portable_archive
         COMMAND sh -c "git -C '${PROJECT_SOURCE_DIR}' describe --always --dirty --abbrev=12 >bin/COMMIT || rm -f bin/COMMIT"

@@ -34,7 +34,7 @@ __device__ void init_barriers(const Place<T>& at) {
     init_mbarrier(at.outputs_barrier(), 1);
     init_mbarrier(at.slices_barrier(), arrivals_of_gather * helper_warps);
     init_mbarrier(at.first_barrier(),
-                  (arrivals_of_gather + 1) * multiplying_warps);  // and each warp's part of the query
+                  (arrivals_of_gather + arrivals_of_warp) * multiplying_warps);  // and each warp's part of the query
 #pragma unroll
     for (int i = 0; i < max_stages; ++i) init_mbarrier(at.full(i), arrivals_of_gather * helper_warps);
     fence_mbarrier_init();
@@ -63,7 +63,7 @@ template <class T>
 __device__ void set_up(const Params& params, const Place<T>& at) {
     if (threadIdx.x == 32 * multiplying_warps) {
 #pragma unroll
-        for (int i = 0; i < max_stages; ++i) init_mbarrier(at.empty(i), multiplying_warps * at.tiles);
+        for (int i = 0; i < max_stages; ++i) init_mbarrier(at.empty(i), multiplying_warps * (at.tiles == 1 ? arrivals_of_warp : at.tiles));
         fence_mbarrier_init();
     }
     arrive_at_cluster();
@@ -176,7 +176,7 @@ template <class T>
 __device__ void leave_stage(const Place<T>& at, int stage) {
     __syncwarp();
     if (at.tiles == 1) {
-        if (at.lane == 0) arrive(at.empty(stage));
+        arrive_as_warp(at.empty(stage), at.lane);
     } else if (at.lane < at.tiles) {
         arrive_at_peer(map_to_cta(at.empty(stage), at.split + at.lane * at.splits));
     }
@@ -343,7 +343,7 @@ __device__ void bring_inputs(const Params& params, const Place<T>& at, const Col
     query.store(at);
     fence_async_proxy();
     __syncwarp();
-    if (at.lane == 0) arrive(at.first_barrier());
+    arrive_as_warp(at.first_barrier(), at.lane);
     join_cluster(at, false);
     //@ query
 }

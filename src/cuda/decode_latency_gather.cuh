@@ -186,8 +186,8 @@ __device__ void copy_record_bulk(const Params& params, const Place<T>& at, const
                         static_cast<std::uint16_t>(params.sharing_ctas << at.split));
 }
 
-/// Arrivals of a warp that gathers at the barrier of its copies: every lane's once these are there, and lane 0's.
-inline constexpr int arrivals_of_gather = 33;
+/// Arrivals of a warp that gathers at the barrier of its copies: every lane's once these are there, and the warp's.
+inline constexpr int arrivals_of_gather = 32 + arrivals_of_warp;
 
 /// Starts the copies of this warp's part of a chunk into a stage; they arrive at `barrier`. `slots`: load_slots of this
 /// chunk. Absent records become zeros.
@@ -217,7 +217,7 @@ __device__ void gather_part(const Params& params, const Place<T>& at, const Colu
     if (params.gather == Gather::copies) arrive_after_copies(barrier);
     __syncwarp();  // what the lanes wrote
     if (params.gather == Gather::copies) {
-        if (at.lane == 0) arrive(barrier);
+        arrive_as_warp(barrier, at.lane);
         return;
     }
     if (at.lane == 0) {
@@ -272,7 +272,7 @@ __device__ void gather_slices(const Params& params, const Place<T>& at, const Co
         }
     }
     arrive_after_copies(at.slices_barrier());
-    if (at.lane == 0) arrive(at.slices_barrier());
+    arrive_as_warp(at.slices_barrier(), at.lane);
 }
 
 /// The query's heads as halves. Two lanes take 32 dimensions of a head; within 16 of them, pairs 0 2 4 6 come before

@@ -19,6 +19,9 @@ __device__ inline void sync_threads(int barrier, int threads) {
 
 // The same without waiting: `threads` are those that arrive and those that wait (sync_threads).
 __device__ inline void arrive_at_threads(int barrier, int threads) {
+#ifdef SPARSEMLA_RACECHECK
+    return sync_threads(barrier, threads);
+#endif
     asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
@@ -81,6 +84,20 @@ __device__ inline void arrive_expecting(SharedAddress barrier, std::uint32_t byt
 // Release: what this thread wrote before is visible to who waits for the phase.
 __device__ inline void arrive(SharedAddress barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+/// Build option SPARSEMLA_RACECHECK: every lane arrives where otherwise one does for its warp, and who only arrives at
+/// threads waits too. compute-sanitizer's racecheck follows nothing else.
+#ifdef SPARSEMLA_RACECHECK
+inline constexpr bool every_lane_arrives = true;
+#else
+inline constexpr bool every_lane_arrives = false;
+#endif
+inline constexpr int arrivals_of_warp = every_lane_arrives ? 32 : 1;
+
+// Of a warp whose lanes have met (__syncwarp): arrivals_of_warp.
+__device__ inline void arrive_as_warp(SharedAddress barrier, int lane) {
+    if (every_lane_arrives || lane == 0) arrive(barrier);
 }
 
 // As many arrivals at once.
