@@ -40,7 +40,7 @@ constexpr std::size_t round_up(std::size_t bytes, std::size_t to) { return (byte
 /// Barriers, masks, maxima, sums and weights: SmallShared of cuda/decode_latency_tile.cuh.
 constexpr std::size_t small_shared_bytes(int heads) {
     return round_up(
-        32 + (16 + chunk_keys) * max_stages + std::size_t(heads) * 4 * (32 + 1 + 2 * max_splits + max_splits + 1),
+        48 + (16 + chunk_keys) * max_stages + std::size_t(heads) * 4 * (32 + 1 + 2 * max_splits + max_splits + 1),
         1024);
 }
 

@@ -33,6 +33,8 @@ __device__ void init_barriers(const Place<T>& at) {
     init_mbarrier(at.stats_barrier(), 1);
     init_mbarrier(at.outputs_barrier(), 1);
     init_mbarrier(at.slices_barrier(), arrivals_of_gather * helper_warps);
+    init_mbarrier(at.sums_barrier(), arrivals_of_warp * multiplying_warps);
+    init_mbarrier(at.weights_barrier(), arrivals_of_warp * helper_warps);
     init_mbarrier(at.first_barrier(),
                   (arrivals_of_gather + arrivals_of_warp) * multiplying_warps);  // and each warp's part of the query
 #pragma unroll
@@ -63,7 +65,8 @@ template <class T>
 __device__ void set_up(const Params& params, const Place<T>& at) {
     if (threadIdx.x == 32 * multiplying_warps) {
 #pragma unroll
-        for (int i = 0; i < max_stages; ++i) init_mbarrier(at.empty(i), multiplying_warps * (at.tiles == 1 ? arrivals_of_warp : at.tiles));
+        for (int i = 0; i < max_stages; ++i)
+            init_mbarrier(at.empty(i), multiplying_warps * (at.tiles == 1 ? arrivals_of_warp : at.tiles));
         fence_mbarrier_init();
     }
     arrive_at_cluster();
@@ -261,7 +264,8 @@ template <class T>
 __device__ void write_together(const Params& params, const Place<T>& at, const Columns& columns) {
     //@ sent
     if (params.trigger == Trigger::end) launch_dependent_grids();
-    take(Handover::weights);
+    take(at.weights_barrier());
+    sync_multipliers();  // this CTA's own sums, of all warps
     //@ weighed
     wait_mbarrier(at.outputs_barrier(), 0);
     __syncwarp();
@@ -307,7 +311,7 @@ __device__ void write_by_weights(const Params& params, const Place<T>& at, const
     //@ weights
     fence_async_proxy();
     product.start_all(at);
-    take(Handover::weights);
+    take(at.weights_barrier());
     //@ multiplied
     product.store(params, at, columns.split_mask);
     //@ written
@@ -370,7 +374,7 @@ __device__ void multiply(const Params& params, const Place<T>& at, const Columns
         if (columns.weights_travel) return write_by_weights(params, at, columns);
     if (T::alone || senders == 1) {
         add_values<T>(at, stage.number, first, partial.outputs, ahead, [](int) {});
-        take(Handover::weights);
+        take(at.weights_barrier());
         store_outputs<T>(params, at, partial.outputs);
         //@ alone
         return;
@@ -401,7 +405,7 @@ __device__ void help(const Params& params, const Place<T>& at, const Columns& co
     const int chunks = gather_more(params, at, columns);
     Statistics<T> statistics(params, at, columns);
     if (columns.has_split(at.split)) {
-        take(Handover::sums);
+        take(at.sums_barrier());
         //@@ sums
         if constexpr (T::exchanges_weights)
             if (columns.weights_travel) send_weights(at);
@@ -417,7 +421,7 @@ __device__ void help(const Params& params, const Place<T>& at, const Columns& co
     } else {
         statistics.weigh_alone(params, at, columns);
     }
-    bring(Handover::weights);
+    bring(at.weights_barrier(), at.lane);
     //@@ helped
     if (!together || at.split == 0) statistics.write_lses(params, at);
     if (!columns.weights_travel) wait_for_peers_to_leave(params, at, chunks);  // otherwise nobody tells

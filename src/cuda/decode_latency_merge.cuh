@@ -16,7 +16,7 @@ __device__ void publish_sums(const Place<T>& at, const Running (&running)[T::hea
         store_shared(at.sums(head, at.lane), running[i].sum);
         if (at.lane == 0) store_shared(at.maximum(head), running[i].max);
     }
-    bring(Handover::sums);
+    bring(at.sums_barrier(), at.lane);
 }
 
 /// Units of the output that this CTA merges.

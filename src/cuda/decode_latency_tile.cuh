@@ -20,6 +20,8 @@ struct SmallShared {
     std::uint64_t outputs_barrier;
     std::uint64_t slices_barrier;                  ///< the slices of the other splits' records are there
     std::uint64_t first_barrier;                   ///< the first chunk is there
+    std::uint64_t sums_barrier;                    ///< P, maxima and sums are there, for the helpers
+    std::uint64_t weights_barrier;                 ///< what each split is worth is there, for the warps that multiply
     std::uint64_t full[max_stages];                ///< of the chunks after the first: i, i + stages .. is there
     std::uint64_t empty[max_stages];               ///< nobody reads the stage any more
     std::uint8_t present[max_stages][chunk_keys];  ///< of the stage's chunk: 1 where the column names a record
@@ -88,6 +90,8 @@ struct Place {
     __device__ SharedAddress outputs_barrier() const { return base + offsetof(typename T::Small, outputs_barrier); }
     __device__ SharedAddress slices_barrier() const { return base + offsetof(typename T::Small, slices_barrier); }
     __device__ SharedAddress first_barrier() const { return base + offsetof(typename T::Small, first_barrier); }
+    __device__ SharedAddress sums_barrier() const { return base + offsetof(typename T::Small, sums_barrier); }
+    __device__ SharedAddress weights_barrier() const { return base + offsetof(typename T::Small, weights_barrier); }
     __device__ SharedAddress full(int i) const { return base + offsetof(typename T::Small, full) + i * 8; }
     __device__ SharedAddress empty(int stage) const { return base + offsetof(typename T::Small, empty) + stage * 8; }
     __device__ SharedAddress present(int stage) const {
@@ -138,18 +142,14 @@ struct Slices {
 /// Of the warps that multiply.
 __device__ inline void sync_multipliers() { sync_threads(1, 32 * multiplying_warps); }
 
-/// From one side to the other: those that bring something arrive, those that need it wait.
-enum class Handover : std::uint8_t {
-    sums = 2,    ///< P, maxima and sums of this CTA's columns, to the helpers
-    weights = 3  ///< what each split is worth, to the warps that multiply
-};
-__device__ inline void bring(Handover what) {
-    __syncwarp();  // a warp arrives once
-    arrive_at_threads(static_cast<int>(what), threads);
-}
-__device__ inline void take(Handover what) {
+/// From one side to the other, once in a kernel: the warps that bring something arrive, those that need it wait.
+__device__ inline void bring(SharedAddress handover, int lane) {
     __syncwarp();
-    sync_threads(static_cast<int>(what), threads);
+    arrive_as_warp(handover, lane);
+}
+__device__ inline void take(SharedAddress handover) {
+    wait_mbarrier(handover, 0);
+    __syncwarp();
 }
 
 }  // namespace sparsemla::detail::latency

@@ -17,14 +17,6 @@ __device__ inline void sync_threads(int barrier, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
-// The same without waiting: `threads` are those that arrive and those that wait (sync_threads).
-__device__ inline void arrive_at_threads(int barrier, int threads) {
-#ifdef SPARSEMLA_RACECHECK
-    return sync_threads(barrier, threads);
-#endif
-    asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
-
 // Registers of each thread of this warpgroup from here on: fewer are given back, more are waited for. sm_90a only.
 template <int kRegisters>
 __device__ inline void keep_registers() {
@@ -86,8 +78,8 @@ __device__ inline void arrive(SharedAddress barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-/// Build option SPARSEMLA_RACECHECK: every lane arrives where otherwise one does for its warp, and who only arrives at
-/// threads waits too. compute-sanitizer's racecheck follows nothing else.
+/// Build option SPARSEMLA_RACECHECK: every lane arrives where otherwise one does for its warp. compute-sanitizer's
+/// racecheck follows nothing else.
 #ifdef SPARSEMLA_RACECHECK
 inline constexpr bool every_lane_arrives = true;
 #else
