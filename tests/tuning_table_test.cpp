@@ -112,6 +112,26 @@ TEST(TuningTable, PlansTakeTheLayoutsThatAreBuiltIn) {
     }
 }
 
+// Rows between two measured numbers: the layout of fewer rows, while its clusters still fit at once.
+TEST(TuningTable, RowsBetweenMeasuredOnes) {
+    if (!build_info().cuda) GTEST_SKIP() << "plans of a GPU need the CUDA part";
+    int fewer = 0;
+    for (const std::int64_t heads : {16, 64, 96})
+        for (const std::int64_t rows : {7, 9, 13, 17, 25, 33, 49, 65, 66, 67, 100}) {
+            const TuningRow& covering = *find_tuning(tuning_table(), key(rows, heads, 32));
+            const Plan plan = make_plan(problem_of(row(rows, heads, 32)), test::hopper());
+            EXPECT_NE(plan.reason.find("measured on NVIDIA H200"), std::string::npos) << plan.reason;
+            EXPECT_LE(plan.expected_us, covering.us) << rows << " rows, " << heads << " heads";
+            if (plan.schedule.splits > covering.splits) ++fewer;
+        }
+    EXPECT_GT(fewer, 5);
+    // 66 clusters of two fit.
+    const int splits = find_tuning(tuning_table(), key(64, 16, 32))->splits;
+    ASSERT_EQ(splits, 2);
+    EXPECT_EQ(make_plan(problem_of(row(66, 16, 32)), test::hopper()).schedule.splits, splits);
+    EXPECT_LT(make_plan(problem_of(row(67, 16, 32)), test::hopper()).schedule.splits, splits);
+}
+
 // What is past the table, or forced, comes from the expectation, which is then no measured time.
 TEST(TuningTable, LargerProblemsAreExpectedOnly) {
     if (!build_info().cuda) GTEST_SKIP() << "plans of a GPU need the CUDA part";

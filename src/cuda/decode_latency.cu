@@ -10,8 +10,11 @@
 // E4M3 codes become halves, which hold them exactly: products are exact and sums FP32. Comments `//@ name` mark stages
 // for bench/stage_cycles.cpp.
 #include "cuda/decode_latency_chunk.cuh"
-#include "cuda/decode_latency_gather.cuh"
 #include "cuda/decode_latency_merge.cuh"
+#include "cuda/decode_latency_ring.cuh"
+#include "cuda/decode_latency_setup.cuh"
+#include "cuda/decode_latency_statistics.cuh"
+#include "cuda/decode_latency_weights.cuh"
 #include "cuda/launch.h"
 
 #include <string>
@@ -19,85 +22,6 @@
 namespace sparsemla::detail::latency {
 
 namespace {
-
-template <class T>
-__device__ int divide_by_splits(const Params& params, int number) {
-    if constexpr (T::splits > 0) return static_cast<int>(static_cast<unsigned>(number) / T::splits);
-    return static_cast<int>(__umulhi(number, params.split_multiplier) >> params.split_shift);
-}
-
-/// Barriers whose numbers of arrivals no parameter changes: before any parameter is needed.
-template <class T>
-__device__ void init_barriers(const Place<T>& at) {
-    if (threadIdx.x != 0) return;
-    init_mbarrier(at.stats_barrier(), 1);
-    init_mbarrier(at.outputs_barrier(), 1);
-    init_mbarrier(at.slices_barrier(), arrivals_of_gather * helper_warps);
-    init_mbarrier(at.sums_barrier(), arrivals_of_warp * multiplying_warps);
-    init_mbarrier(at.weights_barrier(), arrivals_of_warp * helper_warps);
-    init_mbarrier(at.first_barrier(),
-                  (arrivals_of_gather + arrivals_of_warp) * multiplying_warps);  // and each warp's part of the query
-#pragma unroll
-    for (int i = 0; i < max_stages; ++i) init_mbarrier(at.full(i), arrivals_of_gather * helper_warps);
-    fence_mbarrier_init();
-}
-
-/// Who this CTA and this thread are.
-template <class T>
-__device__ void find_place(const Params& params, Place<T>& at) {
-    at.stages = at.base + params.stages_offset;
-    // Of the CTA's number in the grid and in the cluster; the special registers of clusters are slow divisions.
-    at.splits = T::splits > 0 ? T::splits : params.splits;
-    at.tiles = params.tiles;
-    const auto rank = static_cast<int>(cta_of_cluster());
-    at.tile = divide_by_splits<T>(params, rank);
-    at.split = rank - at.tile * at.splits;
-    at.row = divide_by_splits<T>(params, static_cast<int>(blockIdx.x));
-    at.first_head = static_cast<int>(blockIdx.y) * T::heads;
-    at.warp = __shfl_sync(all_lanes, static_cast<int>(threadIdx.x / 32), 0);  // uniform, and known to be
-    at.lane = static_cast<int>(threadIdx.x % 32);
-    // Here, before the dependency wait, and not once more after it.
-    asm volatile("" : "+r"(at.row), "+r"(at.split), "+r"(at.tile), "+r"(at.tiles), "+r"(at.first_head));
-}
-
-/// The other barriers, and arrival at the cluster: a peer's memory may be touched once the cluster has been waited for.
-template <class T>
-__device__ void set_up(const Params& params, const Place<T>& at) {
-    if (threadIdx.x == 32 * multiplying_warps) {
-#pragma unroll
-        for (int i = 0; i < max_stages; ++i)
-            init_mbarrier(at.empty(i), multiplying_warps * (at.tiles == 1 ? arrivals_of_warp : at.tiles));
-        fence_mbarrier_init();
-    }
-    arrive_at_cluster();
-    if (params.trigger == Trigger::start) launch_dependent_grids();
-}
-
-/// A peer's memory may be touched from here on. Once for each thread: where tiles share copies, before the first of
-/// them; otherwise late, when nobody is still on the way. Not while loads are: it drops what the L1 waits for.
-template <class T>
-__device__ void join_cluster(const Place<T>& at, bool before_copies) {
-    if (before_copies == (at.tiles > 1)) wait_for_cluster();
-}
-
-/// Numbers 0 .. n - 1 in turn, and the phase of their barriers.
-struct Turn {
-    int number = 0;
-    std::uint32_t parity = 0;
-
-    __device__ void advance(int n) {
-        if (++number < n) return;
-        number = 0;
-        parity ^= 1;
-    }
-};
-
-/// The stage's last use is over, in every CTA that its records go to.
-template <class T>
-__device__ void wait_until_empty(const Place<T>& at, const Turn& stage) {
-    wait_mbarrier(at.empty(stage.number), stage.parity ^ 1);
-    fence_async_proxy();  // zeros of absent records before, bulk copies after
-}
 
 /// What the helpers gather: all chunks of this CTA but the first, as stages become free. Slots are loaded a chunk
 /// ahead. Returns the number of this CTA's chunks.
@@ -123,15 +47,6 @@ __device__ int gather_more(const Params& params, const Place<T>& at, const Colum
         if (columns.has(number)) load_slots<P>(params, at, number, slots);
     }
     return gathered;
-}
-
-/// Peers that share copies arrive at the `empty` barriers of `chunks` chunks: this CTA must not end before the last
-/// ones.
-template <class T>
-__device__ void wait_for_peers_to_leave(const Params& params, const Place<T>& at, int chunks) {
-    if (at.tiles == 1) return;
-    for (int i = max(0, chunks - params.stages); i < chunks; ++i)
-        wait_mbarrier(at.empty(i % params.stages), static_cast<std::uint32_t>(i / params.stages) & 1);
 }
 
 /// A CTA's sums over its chunks.
@@ -172,17 +87,6 @@ __device__ void weigh_chunk(const Params& params, const Place<T>& at, int stage,
         for (int i = 0; i < 2; ++i) fetch_values(at, stage, at.unit(2 + i), ahead.bytes[i]);
     sync_multipliers();  // P is there
     //@ values
-}
-
-/// This warp reads the stage no more: lane t tells tile t's CTA, whose copies may be the next to fill it.
-template <class T>
-__device__ void leave_stage(const Place<T>& at, int stage) {
-    __syncwarp();
-    if (at.tiles == 1) {
-        arrive_as_warp(at.empty(stage), at.lane);
-    } else if (at.lane < at.tiles) {
-        arrive_at_peer(map_to_cta(at.empty(stage), at.split + at.lane * at.splits));
-    }
 }
 
 /// values of one chunk: unit after unit, two under way; done(i) once unit i's sums are in registers. The last two are
@@ -315,22 +219,6 @@ __device__ void write_by_weights(const Params& params, const Place<T>& at, const
     //@ multiplied
     product.store(params, at, columns.split_mask);
     //@ written
-}
-
-/// Before the dependency wait: addresses.
-template <class T>
-__device__ Inputs<T> find_inputs(const Params& params, const Place<T>& at) {
-    Inputs<T> inputs;
-    inputs.counts[0] = count_of_row(params.sources[0], at.row);
-    inputs.counts[1] = T::two_sources ? count_of_row(params.sources[1], at.row) : nullptr;
-    inputs.slot = at.multiplies() ? slot_pointer(params, at, at.split, Part<true>::column(at, 0)) : nullptr;
-    asm volatile("" : "+l"(inputs.counts[0]), "+l"(inputs.counts[1]), "+l"(inputs.slot));
-#pragma unroll
-    for (int group = 0; group < QueryLoader<T>::groups; ++group) {
-        inputs.query[group] = at.multiplies() ? QueryLoader<T>::pointer(params, at, group) : nullptr;
-        asm volatile("" : "+l"(inputs.query[group]));
-    }
-    return inputs;
 }
 
 /// The first chunk's records, and the query's heads as halves: `first_barrier` ends when both are there.
