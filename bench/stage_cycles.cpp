@@ -30,7 +30,7 @@ constexpr int decodes = 64;
 
 struct Flags {
     std::int64_t rows = 5, heads = 96, width = 2048, active = 256;
-    int chunk = 0, splits = 0, tile_heads = 0, stages = 0, cluster_tiles = 0;
+    int splits = 0, tile_heads = 0, stages = 0, cluster_tiles = 0;
     std::string gather, transport, trigger, query = "f8_e4m3";
 };
 
@@ -41,7 +41,6 @@ Flags parse(int argc, char** argv) {
     app.add_option("--heads", flags.heads);
     app.add_option("--width", flags.width);
     app.add_option("--active", flags.active);
-    app.add_option("--chunk", flags.chunk);
     app.add_option("--splits", flags.splits);
     app.add_option("--tile-heads", flags.tile_heads);
     app.add_option("--stages", flags.stages);
@@ -63,7 +62,6 @@ std::optional<int> wish(int value) { return value == 0 ? std::nullopt : std::opt
 PlanOptions options_of(const Flags& flags) {
     PlanOptions options;
     options.kernel = "decode_latency";
-    options.chunk = wish(flags.chunk);
     options.splits = wish(flags.splits);
     options.tile_heads = wish(flags.tile_heads);
     options.stages = wish(flags.stages);

@@ -234,6 +234,8 @@ std::optional<Choice> choice_of(const TuningRow& row, const Problem& problem, co
     const Layout layout = with_transport(fitted(row, problem), problem, device, options);
     if (layout.splits > max_splits || layout.stages > max_stages || refuse_layout(problem, device, layout))
         return std::nullopt;
+    // What another GPU ran at once may be more than this one can.
+    if (row.gpu != device.name && waves_of(problem, device, layout) > 1) return std::nullopt;
     return Choice{.layout = layout, .us = row.us, .measured = &row, .refusal = {}};
 }
 

@@ -109,7 +109,7 @@ enum class Gather : std::uint8_t {
 enum class Trigger : std::uint8_t {
     start,
     loaded,  ///< once the first records are in shared memory
-    end      ///< once all that other blocks wait for has been sent
+    end      ///< once the warps that multiply have nothing more to send; a row of one split: at its end
 };
 
 std::string_view name(Transport transport);
@@ -122,7 +122,7 @@ std::optional<Trigger> find_trigger(std::string_view name);
 /// How a GPU kernel is laid out over the device: choices for speed that never change a bit.
 struct Tiling {
     int heads = 0;          ///< of a CTA
-    int stages = 0;         ///< blocks of 64 columns that shared memory has room for
+    int stages = 0;         ///< chunks of 64 columns that shared memory has room for
     int cluster_tiles = 1;  ///< tiles of heads in a cluster; more than 1 share the records that each gathers (bulk)
     Gather gather = Gather::copies;
     Transport transport = Transport::stores;

@@ -7,8 +7,8 @@
 //   merge     in split order, one rounding
 // Where no split of a row has more than one chunk, `exchange` may come before `values` (Transport::weights): P goes to
 // all CTAs, and each computes its own dimensions over all columns, from slices of the others' records.
-// E4M3 codes become halves, which hold them exactly: products are exact and sums FP32. Comments `//@ name` mark stages
-// for bench/stage_cycles.cpp.
+// E4M3 codes become halves, which hold them exactly: products are exact and sums FP32. Comments `//@ name` (and `//@@`
+// for the helpers) in this file mark what bench/stage_cycles.cpp times.
 #include "cuda/decode_latency_chunk.cuh"
 #include "cuda/decode_latency_merge.cuh"
 #include "cuda/decode_latency_ring.cuh"
@@ -147,7 +147,7 @@ __device__ void add_chunks(const Params& params, const Place<T>& at, const Colum
         }
         weigh_chunk(params, at, stage.number, partial, !columns.weights_travel, ahead);
         if (!first) {
-            // The values of the chunk before were under way until its keys' scores had come.
+            // The products of values of the chunk before ended within compute_scores.
 #pragma unroll
             for (float(&sums)[T::heads / 2] : partial.outputs) pin(sums);
             rescale_outputs<T>(at, partial.outputs, source_factor);

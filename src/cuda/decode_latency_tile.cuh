@@ -19,7 +19,7 @@ struct SmallShared {
     std::uint64_t stats_barrier;
     std::uint64_t outputs_barrier;
     std::uint64_t slices_barrier;                  ///< the slices of the other splits' records are there
-    std::uint64_t first_barrier;                   ///< the first chunk is there
+    std::uint64_t first_barrier;                   ///< the first chunk and the query as halves are there
     std::uint64_t sums_barrier;                    ///< P, maxima and sums are there, for the helpers
     std::uint64_t weights_barrier;                 ///< what each split is worth is there, for the warps that multiply
     std::uint64_t full[max_stages];                ///< of the chunks after the first: i, i + stages .. is there

@@ -78,6 +78,16 @@ __device__ inline void arrive(SharedAddress barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
+// As many arrivals at once.
+__device__ inline void arrive(SharedAddress barrier, std::uint32_t arrivals) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+// The same at a barrier of another CTA of the cluster (map_to_cta), which must not have ended.
+__device__ inline void arrive_at_peer(SharedAddress barrier) {
+    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
 /// Build option SPARSEMLA_RACECHECK: every lane arrives where otherwise one does for its warp. compute-sanitizer's
 /// racecheck follows nothing else.
 #ifdef SPARSEMLA_RACECHECK
@@ -90,16 +100,6 @@ inline constexpr int arrivals_of_warp = every_lane_arrives ? 32 : 1;
 // Of a warp whose lanes have met (__syncwarp): arrivals_of_warp.
 __device__ inline void arrive_as_warp(SharedAddress barrier, int lane) {
     if (every_lane_arrives || lane == 0) arrive(barrier);
-}
-
-// As many arrivals at once.
-__device__ inline void arrive(SharedAddress barrier, std::uint32_t arrivals) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
-}
-
-// The same at a barrier of another CTA of the cluster (map_to_cta), which must not have ended.
-__device__ inline void arrive_at_peer(SharedAddress barrier) {
-    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
 // An arrival of this thread, counted in the barrier's number, once all its copy_16_async so far have come.
