@@ -55,8 +55,8 @@ __device__ void start_scores(float (&scores)[T::heads / 2], const FragmentA (&ke
 }
 
 /// K * Q^T of a chunk: this warpgroup's half of the dimensions, 64 keys by T::heads heads. Keys become halves while the
-/// tensor cores work on those before them; `meanwhile` runs beside the last ones. Products that were started before this
-/// call have ended when `meanwhile` runs: start_values relies on it.
+/// tensor cores work on those before them; `meanwhile` runs beside the last ones. Products that were started before
+/// this call have ended when `meanwhile` runs: start_values relies on it.
 template <class T, class Meanwhile>
 __device__ void compute_scores(const Place<T>& at, int stage, float (&scores)[T::heads / 2],
                                const Meanwhile& meanwhile) {
