@@ -10,7 +10,7 @@ namespace sparsemla::detail::latency {
 inline constexpr int chunk_keys = 64;  ///< columns that a CTA takes at a time: the M of one wgmma
 
 inline constexpr int multiplying_warps = 8;  ///< two warpgroups
-inline constexpr int helper_warps = 4;       ///< after those: they gather what is not the first chunk, send P, and add up
+inline constexpr int helper_warps = 4;  ///< after those: they gather what is not the first chunk, send P, and add up
 inline constexpr int threads = 32 * (multiplying_warps + helper_warps);
 
 inline constexpr int max_splits = 16;  ///< CTAs of a cluster
