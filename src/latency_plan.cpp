@@ -257,11 +257,11 @@ std::optional<Choice> measured_layout(const Problem& problem, const DeviceSpec& 
     if (options.splits || options.tile_heads || options.stages || options.cluster_tiles || options.gather)
         return std::nullopt;
     const TuningRow* covering = find_tuning(tuning_table(), {.gpu = device.name,
-                                                        .d_qk = static_cast<int>(d_qk(problem)),
-                                                        .sources = static_cast<int>(problem.sources.size()),
-                                                        .rows = problem.rows,
-                                                        .heads = problem.heads,
-                                                        .chunks = usual_chunks(problem, options)});
+                                                             .d_qk = static_cast<int>(d_qk(problem)),
+                                                             .sources = static_cast<int>(problem.sources.size()),
+                                                             .rows = problem.rows,
+                                                             .heads = problem.heads,
+                                                             .chunks = usual_chunks(problem, options)});
     if (covering == nullptr) return std::nullopt;
     std::optional<Choice> best = choice_of(*covering, problem, device, options);
     if (covering->rows == problem.rows) return best;
