@@ -290,34 +290,43 @@ TEST_P(K10_ScaleSemantics, B097_KScaleBelongsToFlatFp8) {
     }
 }
 
-// Two sources of flat fp8, each with its own factor on scores and values.
+// Two sources of flat fp8, each with its own factor on scores and values, however far apart these are: 0 (as only a
+// pointer may give it), subnormal and very large ones among them.
 TEST_P(K10_ScaleSemantics, EachSourceHasItsKScale) {
     if (!layout().bytes().takes_k_scale) GTEST_SKIP() << "the record carries its own scales";
     Step step({.rows = 1, .heads = 1, .sources = {{.layout = layout()}, {.layout = layout(), .count_offset = 64}}});
     const int last = d_qk(step.problem) - 1;
     step.query([&](int d) { return d == last ? 1.0F : 0.0F; });
-    const float factors[] = {0.5F, 1e-3F};
     for (const std::size_t source : {0, 1}) {
         step.record(
             0, [&](int d) { return d == last || d == static_cast<int>(source) ? 2.0F : 0.0F; }, source);
         step.list(0, {0}, source);
     }
-    for (const std::size_t first : {0, 1}) {
-        const float scale0 = factors[first];
-        const float scale1 = factors[1 - first];
-        step.args.sources[0].k_scale.value = scale0;
-        step.args.sources[1].k_scale.value = scale1;
-        const double e0 = std::exp(2.0 * scale0);
-        const double e1 = std::exp(2.0 * scale1);
-        for_each_schedule(kernel(), step, [&](const Result& result) {
-            expect_lse(result, 0, std::log(e0 + e1));
-            const double tolerance = result.schedule.p_format == PFormat::e4m3 ? 0x1p-4 : 0x1p-7;
-            const double want0 = 2.0 * scale0 * e0 / (e0 + e1);
-            const double want1 = 2.0 * scale1 * e1 / (e0 + e1);
-            ASSERT_NEAR(result.out(0, 0, 0), want0, want0 * tolerance) << to_string(result.schedule);
-            ASSERT_NEAR(result.out(0, 0, 1), want1, want1 * tolerance) << to_string(result.schedule);
-        });
-    }
+    constexpr float pairs[][2] = {{0.5F, 1e-3F},    {0.5F, 0.0F},        {0.0F, 0.0F},          {1.0F, 1e-39F},
+                                  {1e-39F, 1e-39F}, {1.0F, 0x1p-70F},    {0x1p-50F, 0x1p-100F}, {1.0F, 0x1p-90F},
+                                  {1.0F, 0x1p120F}, {0x1p100F, 0x1p110F}};
+    for (const auto& pair : pairs)
+        for (const std::size_t first : {0, 1}) {
+            const float scales[] = {pair[first], pair[1 - first]};
+            for (const std::size_t source : {0, 1})
+                step.args.sources[source].k_scale =
+                    scales[source] == 0 ? Scale{.pointer = &scales[source]} : Scale{.value = scales[source]};
+            const double max = 2.0 * std::max(scales[0], scales[1]);
+            const double weights[] = {std::exp(2.0 * scales[0] - max), std::exp(2.0 * scales[1] - max)};
+            const double sum = weights[0] + weights[1];
+            for_each_schedule(kernel(), step, [&](const Result& result) {
+                const std::string what = to_string(result.schedule) + " with " + testing::PrintToString(scales);
+                const double lse = max + std::log(sum);
+                ASSERT_NEAR(result.lse(0, 0), lse, 1e-5 + 1e-6 * lse) << what;
+                // A scale that is 2^80 times smaller than the other may count as 0.
+                const double tiny = 0x1p-79 * max + 0x1p-126;
+                for (const int d : {0, 1}) {
+                    const double wanted = 2.0 * scales[d] * weights[d] / sum;
+                    const double tolerance = result.schedule.p_format == PFormat::e4m3 ? 0x1p-4 : 0x1p-7;
+                    ASSERT_NEAR(result.out(0, 0, d), wanted, wanted * tolerance + tiny) << what << ", dimension " << d;
+                }
+            });
+        }
 }
 
 INSTANTIATE_TEST_SUITE_P(All, K10_ScaleSemantics, testing::ValuesIn(kernels_and_layouts()), test_name);

@@ -53,8 +53,9 @@ __device__ int gather_more(const Params& params, const Place<T>& at, const Colum
 template <class T>
 struct Partial {
     Running running[T::heads_of_warp];  ///< of heads heads_of_warp * warp ..
-    Outputs<T> outputs;                 ///< times p_scale, without k_scale of the source of the last chunk
-    Factors factors;                    ///< of that source
+    Outputs<T> outputs;                 ///< times p_scale, without k_scale (SourceChange says of which source)
+    float score_factor;                 ///< of the last chunk's source
+    float p_scale;                      ///< of the last chunk: 0 where SourceChange says so
 };
 
 /// A warp's values of a chunk on their way to the tensor cores: as halves of two units, as bytes of the next two.
@@ -80,7 +81,8 @@ __device__ void weigh_chunk(const Params& params, const Place<T>& at, int stage,
     }
     sync_multipliers();
     //@ stored
-    softmax(params, at, partial.factors.score, stage, partial.running);
+    const float p_scale = T::two_sources ? partial.p_scale : params.p_scale;
+    softmax(params, at, partial.score_factor, p_scale, stage, partial.running);
     //@ softmax
     fence_async_proxy();
     if (needs_values)
@@ -131,7 +133,9 @@ __device__ void add_chunks(const Params& params, const Place<T>& at, const Colum
                            ValuesAhead& ahead, Turn& stage, bool& first) {
     int number = columns.next(at.split);
     bool second = T::two_sources && columns.is_second(number);
-    partial.factors = second ? factors_of(params, params.sources[1]) : factors_of(params, params.sources[0]);
+    const Factors factors = second ? factors_of(params, params.sources[1]) : factors_of(params, params.sources[0]);
+    partial.score_factor = factors.score;
+    partial.p_scale = params.p_scale;
     Turn full;
     wait_mbarrier(at.first_barrier(), 0);
     for (;;) {
@@ -141,9 +145,11 @@ __device__ void add_chunks(const Params& params, const Place<T>& at, const Colum
         float source_factor = 1.0F;
         if (T::two_sources && columns.is_second(number) != second) {
             second = true;
-            const Factors factors = factors_of(params, params.sources[1]);
-            source_factor = partial.factors.values * reciprocal_approximate(factors.values);
-            partial.factors = factors;
+            const Factors of_second = factors_of(params, params.sources[1]);
+            const SourceChange change = change_of_source(factors.values, of_second.values);
+            source_factor = change.older;
+            partial.score_factor = of_second.score;
+            if (change.second_vanishes) partial.p_scale = 0;
         }
         weigh_chunk(params, at, stage.number, partial, !columns.weights_travel, ahead);
         if (!first) {

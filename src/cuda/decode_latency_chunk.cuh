@@ -105,7 +105,7 @@ struct Running {
 /// Softmax of a chunk for heads heads_of_warp * warp .. by one warp, two keys a lane: scores to P, and what older sums
 /// are worth now.
 template <class T>
-__device__ void softmax(const Params& params, const Place<T>& at, float score_factor, int stage,
+__device__ void softmax(const Params& params, const Place<T>& at, float score_factor, float p_scale, int stage,
                         Running (&running)[T::heads_of_warp]) {
     const int first_head = T::heads_of_warp * at.warp;
     const std::uint32_t present = load_shared_16(at.present(stage) + 2 * at.lane);
@@ -128,7 +128,7 @@ __device__ void softmax(const Params& params, const Place<T>& at, float score_fa
         const float keep = exp2_approximate(old_max - anchor);
         const int head = first_head + i;
         const float2 power = {exp2_approximate(score[i].x - anchor), exp2_approximate(score[i].y - anchor)};
-        const float2 p = {power.x * params.p_scale, power.y * params.p_scale};
+        const float2 p = {power.x * p_scale, power.y * p_scale};
         const std::uint32_t halves = params.p_is_e4m3 ? f32x2_to_e4m3_as_f16x2(p.x, p.y) : f32x2_to_f16x2(p.x, p.y);
         store_shared(at.weights() + T::WeightTile::byte(head, at.lane / 4) + at.lane % 4 * 4, halves);
         running[i].sum = running[i].sum * keep + (power.x + power.y);

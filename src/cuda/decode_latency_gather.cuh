@@ -64,6 +64,23 @@ struct Inputs {
     const uint4* query[T::heads / 16];  ///< of this lane's head of each 16
 };
 
+/// Where a split has columns of both sources: its sums are without k_scale of the second one, and older sums, without
+/// that of the first, become the same by `older`. Where the second scale is nothing beside the first (0, or 2^80 times
+/// smaller) the sums stay as they are instead, and P of the second source is 0.
+struct SourceChange {
+    float older;
+    bool second_vanishes;
+};
+
+__device__ inline SourceChange change_of_source(float first, float second) {
+    // Both by the same power of two: where the reciprocal has a value and is not subnormal.
+    const float size = fabsf(second);
+    const float shift = size < 0x1p-60F ? 0x1p64F : size > 0x1p60F ? 0x1p-64F : 1.0F;
+    const float ratio = first * shift * reciprocal_approximate(second * shift);
+    if (fabsf(ratio) <= 0x1p80F) return {ratio, false};
+    return {1.0F, true};
+}
+
 __device__ inline const std::int32_t* count_of_row(const SourceView& source, int row) {
     return source.counts == nullptr ? nullptr : source.counts + row * source.counts_stride;
 }

@@ -41,12 +41,16 @@ __device__ inline void write_lse(const Params& params, int row, int head, float 
         params.lse_natural ? lse * 0.693147181F : lse;
 }
 
-/// What a split's sums are to be multiplied by: they lack k_scale of its last source, and are times p_scale.
+/// What a split's sums are to be multiplied by: they lack a k_scale, and are times p_scale.
 template <class T>
 __device__ float value_factor_of_split(const Params& params, const Columns& columns, int split) {
-    const bool second = T::two_sources && columns.first_of_second(params, split) < columns.second_end;
-    const SourceView& source = params.sources[second ? 1 : 0];
-    return factors_of(params, source).values * params.inverse_p_scale;
+    float k_scale = factors_of(params, params.sources[0]).values;
+    if (T::two_sources && columns.first_of_second(params, split) < columns.second_end) {
+        const float second = factors_of(params, params.sources[1]).values;
+        const bool only_second = split >= columns.first_end;
+        if (only_second || !change_of_source(k_scale, second).second_vanishes) k_scale = second;
+    }
+    return k_scale * params.inverse_p_scale;
 }
 
 /// What the helpers do at the end: sums of this CTA's columns to all CTAs of the row, and from those of all splits what
