@@ -1,13 +1,17 @@
 #!/usr/bin/env python3
 """Writes a CUDA source whose stage marks read the clock: stamp_stages.py SOURCE OUTPUT.
 
+Headers with marks (MARKED, of the source's own folder) become part of the text.
+
 A mark is a comment `//@ name` (thread 0 of a CTA reads it) or `//@@ name` (the first thread of the helpers). Marks in a
 loop keep the last time. The stamps lie in static shared memory and go to global memory at the marks named in LAST.
 """
+import pathlib
 import re
 import sys
 
 LAST = ("merged", "alone", "written")
+MARKED = "decode_latency_multiply.cuh"
 TYPES = """
 namespace sparsemla::detail::latency {
 namespace {
@@ -59,8 +63,14 @@ def main(source_path, output_path):
         text = f"{indent}stamp({len(names) - 1}, {thread});"
         return text + " publish_stamps();" if name in LAST else text
 
-    with open(source_path) as file:
-        text = re.sub(r"^( *)//@(@?) (\w+)$", mark, file.read(), flags=re.M)
+    source = pathlib.Path(source_path)
+    header = (source.parent / MARKED).read_text()
+    includes = "\n".join(re.findall(r"^#include .*$", header, flags=re.M))
+    header_body = re.sub(r"^#.*$", "", header, flags=re.M)
+    text = source.read_text().replace(f'#include "cuda/{MARKED}"', includes)
+    last_include = max(text.rindex(line) + len(line) for line in re.findall(r"^#include .*$", text, flags=re.M))
+    text = text[:last_include] + "\n" + header_body + text[last_include:]
+    text = re.sub(r"^( *)//@(@?) (\w+)$", mark, text, flags=re.M)
     if not names or len(names) > 32:
         sys.exit(f"stamp_stages.py: need 1 .. 32 marks in {source_path}, got {len(names)}")
     last_include = max(text.rindex(line) + len(line) for line in re.findall(r"^#include .*$", text, flags=re.M))

@@ -30,6 +30,10 @@ bool gpu_built();
 void prepare_latency(const Plan& plan);
 void launch_latency(const DecodeParams& params, Stream stream);
 
+/// The same of decode_balanced (balanced_plan.h); also zeroes the state.
+void prepare_balanced(const Plan& plan, Memory state, Stream stream);
+void launch_balanced(const DecodeParams& params, Stream stream);
+
 /// Runs a trivial kernel on the GPU and looks at what it wrote. Throws Error (device, unsupported).
 void check_gpu(int index);
 

@@ -14,6 +14,8 @@ bool gpu_built() { return false; }
 // No plan for a GPU is made in this build.
 void prepare_latency(const Plan&) {}
 void launch_latency(const DecodeParams&, Stream) {}
+void prepare_balanced(const Plan&, Memory, Stream) {}
+void launch_balanced(const DecodeParams&, Stream) {}
 
 void check_gpu(int index) {
     throw Error(ErrorKind::unsupported, "device",

@@ -6,6 +6,7 @@
 
 #include "check.h"
 #include "gpu.h"
+#include "gpu_plan.h"
 #include "kernels.h"
 #include "latency_layout.h"
 #include "tuning_table.h"
@@ -17,58 +18,6 @@ namespace {
 using namespace latency;
 
 constexpr std::int64_t max_grid_x = std::numeric_limits<std::int32_t>::max();
-/// Columns and chunk numbers stay in 32 bits, a few clusters past the end of the lists too.
-constexpr std::int64_t max_width = max_grid_x - 2 * max_splits * chunk_keys;
-constexpr float smallest_p_scale = 0x1p-16F;
-
-constexpr float largest_p_scale(PFormat format) { return format == PFormat::e4m3 ? 448.0F : 32768.0F; }
-
-PFormat p_format_of(const PlanOptions& options) { return options.p_format.value_or(PFormat::f16); }
-float p_scale_of(const PlanOptions& options) { return options.p_scale.value_or(largest_p_scale(p_format_of(options))); }
-
-/// "record must be one of ..., got ..."
-std::string must_be(std::string_view what, std::string_view allowed, std::string_view received) {
-    return std::string(what) + " must be " + std::string(allowed) + ", got " + std::string(received);
-}
-
-std::optional<std::string> refuse_device(const DeviceSpec& device) {
-    if (!gpu_built()) return "this build has no CUDA part";
-    if (device.capability != 90)
-        return must_be("compute capability", "9.0: it is built of wgmma, which no other has",
-                       std::to_string(device.capability / 10) + "." + std::to_string(device.capability % 10));
-    return std::nullopt;
-}
-
-std::optional<std::string> refuse_sources(const Problem& problem) {
-    for (std::size_t i = 0; i < problem.sources.size(); ++i) {
-        const SourceProblem& source = problem.sources[i];
-        const std::string argument = "sources[" + std::to_string(i) + "].";
-        if (source.record != Record::fp8_576 && source.record != Record::fp8_512)
-            return must_be(argument + "record", "fp8 of 576 or 512 bytes", to_string(source.record));
-        if (source.width > max_width)
-            return must_be(argument + "width", "0 .. " + std::to_string(max_width), std::to_string(source.width));
-    }
-    return std::nullopt;
-}
-
-std::optional<std::string> refuse_schedule(const PlanOptions& options) {
-    const PFormat format = p_format_of(options);
-    if (format != PFormat::f16 && format != PFormat::e4m3) return must_be("p_format", "p_f16 or p_e4m3", name(format));
-    const float p_scale = p_scale_of(options);
-    if (!(p_scale >= smallest_p_scale && p_scale <= largest_p_scale(format)))
-        return must_be("p_scale",
-                       "2^-16 .. " + std::to_string(static_cast<int>(largest_p_scale(format))) + " with " +
-                           std::string(name(format)),
-                       to_text(p_scale));
-    if (options.anchor.value_or(Anchor::split_running_max) != Anchor::split_running_max)
-        return must_be("anchor", name(Anchor::split_running_max), name(*options.anchor));
-    if (options.columns.value_or(ColumnRule::round_robin) != ColumnRule::round_robin)
-        return must_be("columns", name(ColumnRule::round_robin), name(*options.columns));
-    if (options.chunk.value_or(chunk_keys) != chunk_keys)
-        return must_be("chunk", std::to_string(chunk_keys), std::to_string(*options.chunk));
-    return std::nullopt;
-}
-
 /// Splits and tiling of one plan.
 struct Layout {
     int splits = 1;
@@ -77,25 +26,6 @@ struct Layout {
     int cluster_tiles = 1;
     Transport transport = Transport::stores;
 };
-
-int tiles_of(const Problem& problem, int heads) {
-    return static_cast<int>(std::max<std::int64_t>(1, (problem.heads + heads - 1) / heads));
-}
-
-std::int64_t chunks_of(std::int64_t columns) { return (columns + chunk_keys - 1) / chunk_keys; }
-
-std::int64_t chunks_of(const Problem& problem) {
-    std::int64_t sum = 0;
-    for (const SourceProblem& source : problem.sources) sum += chunks_of(source.width);
-    return sum;
-}
-
-/// Of a usual row.
-std::int64_t usual_chunks(const Problem& problem, const PlanOptions& options) {
-    const std::int64_t all = std::max<std::int64_t>(1, chunks_of(problem));
-    if (!options.usual_columns || *options.usual_columns >= all * chunk_keys) return all;
-    return std::max<std::int64_t>(1, chunks_of(*options.usual_columns));
-}
 
 SharedLayout shared_of(const Problem& problem, const Layout& layout) {
     return shared_layout({.heads = layout.heads,
@@ -297,24 +227,11 @@ Choice choose_layout(const Problem& problem, const DeviceSpec& device, const Pla
     return choice;
 }
 
-std::optional<std::string> refuse_range(std::string_view what, std::optional<int> value, int low, int high) {
-    if (!value || (*value >= low && *value <= high)) return std::nullopt;
-    return must_be(what, std::to_string(low) + " .. " + std::to_string(high), std::to_string(*value));
-}
-
 std::optional<std::string> refuse(const Problem& problem, const DeviceSpec& device, const PlanOptions& options) {
-    if (auto reason = refuse_device(device)) return reason;
-    if (auto reason = refuse_sources(problem)) return reason;
-    if (auto reason = refuse_schedule(options)) return reason;
-    if (auto reason = refuse_range("splits", options.splits, 1, max_splits)) return reason;
-    if (auto reason = refuse_range("stages", options.stages, 1, max_stages)) return reason;
+    if (auto reason = refuse_on_gpu(problem, device, options)) return reason;
     if (auto reason = refuse_range("cluster_tiles", options.cluster_tiles, 1, max_heads / head_tiles[0])) return reason;
     if (options.cluster_tiles.value_or(1) > 1 && options.gather.value_or(Gather::bulk) != Gather::bulk)
         return must_be("gather", "bulk with cluster_tiles above 1", name(*options.gather));
-    if (options.usual_columns && *options.usual_columns < 1)
-        return must_be("usual_columns", "at least 1", std::to_string(*options.usual_columns));
-    if (options.tile_heads && std::ranges::find(head_tiles, *options.tile_heads) == std::end(head_tiles))
-        return must_be("tile_heads", "16 or 32", std::to_string(*options.tile_heads));
     return choose_layout(problem, device, options).refused();
 }
 
@@ -322,14 +239,7 @@ KernelPlan plan(const Problem& problem, const DeviceSpec& device, const PlanOpti
     const Choice choice = choose_layout(problem, device, options);
     const Layout layout = *choice.layout;
     KernelPlan result;
-    result.schedule = {.kernel = std::string(latency_kernel.name),
-                       .p_format = p_format_of(options),
-                       .p_scale = p_scale_of(options),
-                       .anchor = Anchor::split_running_max,
-                       .splits = layout.splits,
-                       .columns = ColumnRule::round_robin,
-                       .chunk = chunk_keys,
-                       .row_capacity = problem.rows};
+    result.schedule = gpu_schedule(latency_kernel, problem, options, layout.splits);
     result.tiling =
         Tiling{.heads = layout.heads,
                .stages = layout.stages,

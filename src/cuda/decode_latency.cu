@@ -8,9 +8,10 @@
 // Where no split of a row has more than one chunk, `exchange` may come before `values` (Transport::weights): P goes to
 // all CTAs, and each computes its own dimensions over all columns, from slices of the others' records.
 // E4M3 codes become halves, which hold them exactly: products are exact and sums FP32. Comments `//@ name` (and `//@@`
-// for the helpers) in this file mark what bench/stage_cycles.cpp times.
+// for the helpers) here and in decode_latency_multiply.cuh mark what bench/stage_cycles.cpp times.
 #include "cuda/decode_latency_chunk.cuh"
 #include "cuda/decode_latency_merge.cuh"
+#include "cuda/decode_latency_multiply.cuh"
 #include "cuda/decode_latency_ring.cuh"
 #include "cuda/decode_latency_setup.cuh"
 #include "cuda/decode_latency_statistics.cuh"
@@ -47,84 +48,6 @@ __device__ int gather_more(const Params& params, const Place<T>& at, const Colum
         if (columns.has(number)) load_slots<P>(params, at, number, slots);
     }
     return gathered;
-}
-
-/// A CTA's sums over its chunks.
-template <class T>
-struct Partial {
-    Running running[T::heads_of_warp];  ///< of heads heads_of_warp * warp ..
-    Outputs<T> outputs;                 ///< times p_scale, without k_scale (SourceChange says of which source)
-    float score_factor;                 ///< of the last chunk's source
-    float p_scale;                      ///< of the last chunk: 0 where SourceChange says so
-};
-
-/// A warp's values of a chunk on their way to the tensor cores: as halves of two units, as bytes of the next two.
-struct ValuesAhead {
-    FragmentA values[2][4];
-    ValueBytes bytes[2];
-};
-
-/// scores and softmax of one chunk; leaves the warp's values `ahead`, if they are needed.
-template <class T>
-__device__ void weigh_chunk(const Params& params, const Place<T>& at, int stage, Partial<T>& partial, bool needs_values,
-                            ValuesAhead& ahead) {
-    static_assert(T::units_of_warp == 4);
-    {
-        float scores[T::heads / 2];
-        compute_scores(at, stage, scores, [&] {
-            if (!needs_values) return;
-            for (int i = 0; i < 2; ++i) fetch_values(at, stage, at.unit(i), ahead.bytes[i]);
-            for (int i = 0; i < 2; ++i) ahead.bytes[i].to_halves(ahead.values[i]);
-        });
-        //@ scores
-        store_scores(at, scores);
-    }
-    sync_multipliers();
-    //@ stored
-    const float p_scale = T::two_sources ? partial.p_scale : params.p_scale;
-    softmax(params, at, partial.score_factor, p_scale, stage, partial.running);
-    //@ softmax
-    fence_async_proxy();
-    if (needs_values)
-        for (int i = 0; i < 2; ++i) fetch_values(at, stage, at.unit(2 + i), ahead.bytes[i]);
-    sync_multipliers();  // P is there
-    //@ values
-}
-
-/// values of one chunk: unit after unit, two under way; done(i) once unit i's sums are in registers. The last two are
-/// left under way: until then neither their sums nor their values may be touched.
-template <class T, class Done>
-__device__ void start_values(const Place<T>& at, int stage, bool first, Outputs<T>& outputs, ValuesAhead& ahead,
-                             const Done& done) {
-    const auto start = [&](int i) {
-        pin(outputs[i]);
-        start_unit<T>(at.weights(), outputs[i], ahead.values[i % 2], first);
-    };
-    start(0);
-    start(1);
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-        wait_for_mma<1>();
-        pin(outputs[i]);
-        ahead.bytes[i].to_halves(ahead.values[i]);
-        if (i == 1) leave_stage(at, stage);
-        start(i + 2);
-        done(i);
-    }
-}
-
-/// The same until all of them are done.
-template <class T, class Done>
-__device__ void add_values(const Place<T>& at, int stage, bool first, Outputs<T>& outputs, ValuesAhead& ahead,
-                           const Done& done) {
-    constexpr int count = T::units_of_warp;
-    start_values<T>(at, stage, first, outputs, ahead, done);
-    wait_for_mma<1>();
-    pin(outputs[count - 2]);
-    done(count - 2);
-    wait_for_mma<0>();
-    pin(outputs[count - 1]);
-    done(count - 1);
 }
 
 /// All chunks of this CTA but for the values of the last one, which is in `stage` then.
@@ -230,7 +153,7 @@ __device__ void write_by_weights(const Params& params, const Place<T>& at, const
 /// The first chunk's records, and the query's heads as halves: `first_barrier` ends when both are there.
 template <class T>
 __device__ void bring_inputs(const Params& params, const Place<T>& at, const Columns& columns, int slot,
-                             const QueryLoader<T>& query) {
+                             const FirstQuery<T>& query) {
     using P = Part<true>;
     static_assert(P::passes == 1);
     const int number = columns.next(at.split);
@@ -238,7 +161,7 @@ __device__ void bring_inputs(const Params& params, const Place<T>& at, const Col
     if (number != at.split) load_slots<P>(params, at, number, slots);
     gather_part<P>(params, at, columns, slots, number, 0, at.first_barrier());
     //@ gathering
-    query.store(at);
+    query.store(at, at.warp, 0);
     fence_async_proxy();
     __syncwarp();
     arrive_as_warp(at.first_barrier(), at.lane);
@@ -249,8 +172,8 @@ __device__ void bring_inputs(const Params& params, const Place<T>& at, const Col
 /// What the warps that multiply do.
 template <class T>
 __device__ void multiply(const Params& params, const Place<T>& at, const Columns& columns, int slot,
-                         const QueryLoader<T>& query) {
-    if (columns.split_mask == 0) return write_empty<T>(params, at);
+                         const FirstQuery<T>& query) {
+    if (columns.split_mask == 0) return write_empty<T>(params, at, at.warp, multiplying_warps);
     const bool sends = columns.has_split(at.split);
     const int senders = columns.num_splits();
     Partial<T> partial;
@@ -338,8 +261,8 @@ __global__ void __launch_bounds__(threads, 1) decode(const __grid_constant__ Par
     //@ waited
     join_cluster(at, true);
     const int slot = load_slot(inputs.slot);
-    QueryLoader<T> query;
-    query.load(at, inputs.query);
+    FirstQuery<T> query;
+    query.load(at.warp, inputs.query);
     const Columns columns = columns_of_row(params, inputs, at.lane, at.split);
     if (!columns.concern(at.split)) return;
     //@ counts

@@ -67,8 +67,7 @@ __device__ void compute_scores(const Place<T>& at, int stage, float (&scores)[T:
     static_assert(groups * steps == T::steps);
     const SharedAddress row = at.stages + stage * T::stage_bytes + (16 * at.warp_of_group() + at.lane % 16) * T::pitch +
                               at.warpgroup() * T::steps * 16 + at.lane / 16 * 16;
-    const std::uint64_t query =
-        T::QueryTile::descriptor(at.base + T::layout.query + at.warpgroup() * T::steps * T::query_step_bytes);
+    const std::uint64_t query = T::QueryTile::descriptor(at.query() + at.warpgroup() * T::steps * T::query_step_bytes);
     KeyBytes<steps> bytes[2];
     FragmentA keys[2][steps];
     bytes[0].fetch(row);

@@ -92,11 +92,12 @@ __device__ inline int active_columns(const SourceView& source, const std::int32_
     return static_cast<int>(max(std::int64_t{0}, min(columns, std::int64_t{source.width})));
 }
 
+/// From the numbers of active columns; of the row, for the CTA that has `split`.
 template <class T>
-__device__ Columns columns_of_row(const Params& params, const Inputs<T>& inputs, int lane, int split) {
+__device__ Columns columns_of_counts(const Params& params, int first_active, int second_active, int lane, int split) {
     Columns columns;
-    columns.first_active = active_columns(params.sources[0], inputs.counts[0]);
-    columns.second_active = T::two_sources ? active_columns(params.sources[1], inputs.counts[1]) : 0;
+    columns.first_active = first_active;
+    columns.second_active = second_active;
     columns.first_end = (columns.first_active + chunk_keys - 1) / chunk_keys;
     columns.second_begin = params.sources[0].chunks;
     columns.second_end = columns.second_begin + (columns.second_active + chunk_keys - 1) / chunk_keys;
@@ -113,6 +114,13 @@ __device__ Columns columns_of_row(const Params& params, const Inputs<T>& inputs,
     columns.weights_travel =
         T::exchanges_weights && columns.num_splits() > 1 && !__any_sync(all_lanes, more && lane < params.splits);
     return columns;
+}
+
+template <class T>
+__device__ Columns columns_of_row(const Params& params, const Inputs<T>& inputs, int lane, int split) {
+    const int first = active_columns(params.sources[0], inputs.counts[0]);
+    const int second = T::two_sources ? active_columns(params.sources[1], inputs.counts[1]) : 0;
+    return columns_of_counts<T>(params, first, second, lane, split);
 }
 
 /// A warp's part of a chunk's columns, 8 at a time; four lanes share a record. The first chunk is shared out to the
@@ -292,53 +300,51 @@ __device__ void gather_slices(const Params& params, const Place<T>& at, const Co
     arrive_as_warp(at.slices_barrier(), at.lane);
 }
 
-/// The query's heads as halves. Two lanes take 32 dimensions of a head; within 16 of them, pairs 0 2 4 6 come before
-/// pairs 1 3 5 7, as a lane of ldmatrix holds four bytes of a record.
-template <class T>
+/// The query's heads as halves, kGroups groups of 16 heads by kWarps warps, of which this is number `worker`. Two lanes
+/// take 32 dimensions of a head; within 16 of them, pairs 0 2 4 6 come before pairs 1 3 5 7, as a lane of ldmatrix
+/// holds four bytes of a record.
+template <class T, int kWarps, int kGroups>
 struct QueryLoader {
-    static constexpr int jobs_of_heads = T::d_qk / 32;  ///< of 16 heads, one warp's work each
-    static constexpr int rounds =
-        (jobs_of_heads + multiplying_warps - 1) / multiplying_warps;  ///< of one group of 16 heads
-    static constexpr int words = T::query_half == Half::f16 ? 1 : 2;  ///< of 16 bytes
-
-    static constexpr int groups = T::heads / 16;
+    static constexpr int jobs_of_heads = T::d_qk / 32;                    ///< of 16 heads, one warp's work each
+    static constexpr int rounds = (jobs_of_heads + kWarps - 1) / kWarps;  ///< of one group of 16 heads
+    static constexpr int words = T::query_half == Half::f16 ? 1 : 2;      ///< of 16 bytes
+    static constexpr int groups = kGroups;
 
     uint4 loaded[groups][rounds][words];
 
     /// Where this lane's head of a group starts for it, null past the row's heads.
-    __device__ static const uint4* pointer(const Params& params, const Place<T>& at, int group) {
+    __device__ static const uint4* pointer(const Params& params, const Place<T>& at, int worker, int group) {
         const int head = at.first_head + 16 * group + at.lane / 2;
         if (head >= params.heads) return nullptr;
         const std::byte* heads = params.query + at.row * params.query_row_stride_bytes;
         return reinterpret_cast<const uint4*>(heads + head * params.query_head_stride_bytes) +
-               (2 * at.warp + at.lane % 2) * words;
+               (2 * worker + at.lane % 2) * words;
     }
 
-    __device__ void load(const Place<T>& at, const uint4* const (&from)[groups]) {
+    __device__ void load(int worker, const uint4* const (&from)[groups]) {
 #pragma unroll
         for (int group = 0; group < groups; ++group)
 #pragma unroll
             for (int round = 0; round < rounds; ++round)
 #pragma unroll
                 for (int i = 0; i < words; ++i)
-                    loaded[group][round][i] =
-                        from[group] != nullptr && round * multiplying_warps + at.warp < jobs_of_heads
-                            ? load_global(from[group] + round * multiplying_warps * 2 * words + i)
-                            : uint4{0, 0, 0, 0};
+                    loaded[group][round][i] = from[group] != nullptr && round * kWarps + worker < jobs_of_heads
+                                                  ? load_global(from[group] + round * kWarps * 2 * words + i)
+                                                  : uint4{0, 0, 0, 0};
     }
 
-    /// All heads of the CTA to shared memory.
-    __device__ void store(const Place<T>& at) const {
-        const SharedAddress to = at.base + T::layout.query + (2 * at.warp + at.lane % 2) * T::query_step_bytes;
+    /// To shared memory as groups `first_group` .. of the CTA's heads.
+    __device__ void store(const Place<T>& at, int worker, int first_group) const {
+        const SharedAddress to = at.query() + (2 * worker + at.lane % 2) * T::query_step_bytes;
 #pragma unroll
         for (int group = 0; group < groups; ++group)
 #pragma unroll
             for (int round = 0; round < rounds; ++round) {
-                if (round * multiplying_warps + at.warp >= jobs_of_heads) break;
-                const int head = 16 * group + at.lane / 2;
+                if (round * kWarps + worker >= jobs_of_heads) break;
+                const int head = 16 * (first_group + group) + at.lane / 2;
                 uint4 low, high;
                 split_pairs(loaded[group][round], low, high);
-                const SharedAddress step = to + round * multiplying_warps * 2 * T::query_step_bytes;
+                const SharedAddress step = to + round * kWarps * 2 * T::query_step_bytes;
                 store_shared(step + T::QueryTile::byte(head, 0), low);
                 store_shared(step + T::QueryTile::byte(head, 1), high);
             }

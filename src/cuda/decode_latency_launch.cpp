@@ -1,10 +1,11 @@
 // From a checked call to decode_latency's parameters and its launch.
+#include "cuda/decode_latency_launch.h"
+
 #include <bit>
 #include <limits>
 
-#include "cuda/decode_latency.h"
-#include "cuda/decode_latency_check.h"
 #include "cuda/launch.h"
+#include "cuda/self_test.h"
 #include "gpu.h"
 #include "latency_layout.h"
 #include "latency_plan.h"
@@ -94,7 +95,9 @@ void set_outputs(Params& params, const DecodeParams& call) {
     params.lse_natural = call.lse_base == LseBase::natural;
 }
 
-Params params_of(const DecodeParams& call) {
+}  // namespace
+
+Params latency::params_of(const DecodeParams& call) {
     const Plan& plan = *call.plan;
     const Schedule& schedule = plan.schedule;
     const std::int64_t query_bytes = size_bytes(call.query_dtype);
@@ -108,7 +111,6 @@ Params params_of(const DecodeParams& call) {
     params.units_of_cta = units_of_cta(schedule.splits);
     params.owner_multiplier = static_cast<std::uint32_t>((65536 + params.units_of_cta - 1) / params.units_of_cta);
     params.stages = plan.tiling->stages;
-    params.stages_offset = static_cast<std::uint32_t>(latency_memory(plan).stages);
     params.trigger = plan.tiling->trigger;
     params.transport = plan.tiling->transport;
     params.gather = plan.tiling->gather;
@@ -129,25 +131,25 @@ Params params_of(const DecodeParams& call) {
     return params;
 }
 
-}  // namespace
-
 void prepare_latency(const Plan& plan) {
     const CurrentDevice current(plan.device.device.index);
     // All that the device has: another plan of the same kernel may need more than this one.
     prepare_kernel(variant_of(plan), static_cast<std::size_t>(plan.device.shared_memory_bytes));
-    check_latency(plan);
+    self_test(plan, launch_latency);
 }
 
 void launch_latency(const DecodeParams& call, Stream stream) {
     const CurrentDevice current(call.plan->device.device.index);
     const LaunchShape shape = latency_launch(*call.plan, call.rows);
+    Params params = params_of(call);
+    params.stages_offset = static_cast<std::uint32_t>(latency_memory(*call.plan).stages);
     launch_kernel(variant_of(*call.plan),
                   {.grid = dim3(static_cast<unsigned>(shape.grid_x), static_cast<unsigned>(shape.grid_y)),
                    .cluster = dim3(static_cast<unsigned>(shape.cluster), static_cast<unsigned>(shape.cluster_tiles)),
                    .threads = static_cast<unsigned>(shape.threads),
                    .shared_bytes = shape.shared_bytes,
                    .stream = static_cast<cudaStream_t>(stream.handle)},
-                  params_of(call));
+                  params);
 }
 
 }  // namespace sparsemla::detail

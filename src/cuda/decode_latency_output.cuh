@@ -55,11 +55,10 @@ __device__ void store_quad(const Params& params, const Destination<T>& to, int u
     store_pair<kPairs>(params, 8 * quad + 1 < to.heads_left, element + params.out_head_stride, outputs.y, outputs.w);
 }
 
-/// No split has columns: +0 and -inf, by CTA 0.
+/// No split has columns: +0 and -inf, by `workers` warps, of which this is number `worker`.
 template <class T>
-__device__ void write_empty(const Params& params, const Place<T>& at) {
-    for (int head = at.first_head + at.warp; head < min(at.first_head + T::heads, params.heads);
-         head += multiplying_warps) {
+__device__ void write_empty(const Params& params, const Place<T>& at, int worker, int workers) {
+    for (int head = at.first_head + worker; head < min(at.first_head + T::heads, params.heads); head += workers) {
         const std::int64_t element = at.row * params.out_row_stride + head * params.out_head_stride;
         for (int dim = 2 * at.lane; dim < 512; dim += 64) store_pair<false>(params, true, element + dim, 0, 0);
         if (at.lane == 0) write_lse(params, at.row, head, -INFINITY, 0);

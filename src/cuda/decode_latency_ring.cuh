@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/decode_latency_tile.cuh"
+#include "cuda/device/exchange.cuh"
 
 namespace sparsemla::detail::latency {
 

@@ -5,6 +5,10 @@
 
 namespace sparsemla::detail::latency {
 
+/// The whole tile's heads, by the warps that multiply.
+template <class T>
+using FirstQuery = QueryLoader<T, multiplying_warps, T::heads / 16>;
+
 template <class T>
 __device__ int divide_by_splits(const Params& params, int number) {
     if constexpr (T::splits > 0) return static_cast<int>(static_cast<unsigned>(number) / T::splits);
@@ -74,8 +78,8 @@ __device__ Inputs<T> find_inputs(const Params& params, const Place<T>& at) {
     inputs.slot = at.multiplies() ? slot_pointer(params, at, at.split, Part<true>::column(at, 0)) : nullptr;
     asm volatile("" : "+l"(inputs.counts[0]), "+l"(inputs.counts[1]), "+l"(inputs.slot));
 #pragma unroll
-    for (int group = 0; group < QueryLoader<T>::groups; ++group) {
-        inputs.query[group] = at.multiplies() ? QueryLoader<T>::pointer(params, at, group) : nullptr;
+    for (int group = 0; group < FirstQuery<T>::groups; ++group) {
+        inputs.query[group] = at.multiplies() ? FirstQuery<T>::pointer(params, at, at.warp, group) : nullptr;
         asm volatile("" : "+l"(inputs.query[group]));
     }
     return inputs;

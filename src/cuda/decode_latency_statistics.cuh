@@ -53,13 +53,38 @@ __device__ float value_factor_of_split(const Params& params, const Columns& colu
     return k_scale * params.inverse_p_scale;
 }
 
+/// What splits are worth. 8 lanes a head, of two splits each.
+struct SplitWeights {
+    static_assert(max_splits == 16);
+    static constexpr int lanes = 8;
+
+    float weights[2];  ///< of splits lane and lane + 8; without their value factors
+    float max, sum;    ///< of the row
+
+    /// From each split's maximum (-inf where it has no columns) and sum.
+    __device__ SplitWeights(const Params& params, const float2 (&stats)[2], float sink) {
+        max = fmaxf(stats[0].x, stats[1].x);
+#pragma unroll
+        for (int distance = lanes / 2; distance > 0; distance /= 2)
+            max = fmaxf(max, __shfl_xor_sync(all_lanes, max, distance));
+#pragma unroll
+        for (int j = 0; j < 2; ++j) weights[j] = stats[j].x == -INFINITY ? 0 : exp2_approximate(stats[j].x - max);
+        sum = warp_sum<lanes>(weights[0] * stats[0].y + weights[1] * stats[1].y);
+        factor = output_factor(params, sink, max, sum);
+    }
+    __device__ float weight(int j, float value_factor) const { return weights[j] * value_factor * factor; }
+
+   private:
+    float factor;
+};
+
 /// What the helpers do at the end: sums of this CTA's columns to all CTAs of the row, and from those of all splits what
 /// each split's partial outputs are worth. 8 lanes a head, of two splits each; 4 heads a warp at a time.
 template <class T>
 struct Statistics {
-    static_assert(max_splits == 16 && T::heads % (4 * helper_warps) == 0);
+    static_assert(T::heads % (4 * helper_warps) == 0);
     static constexpr int rounds = T::heads / (4 * helper_warps);
-    static constexpr int lanes_of_head = 8;
+    static constexpr int lanes_of_head = SplitWeights::lanes;
 
     int lane;                            ///< of the head
     int heads[rounds];                   ///< of the tile
@@ -123,21 +148,13 @@ struct Statistics {
             for (int j = 0; j < 2; ++j)
                 stats[j] = columns.has_split(lane + 8 * j) ? load_shared<float2>(at.stats(lane + 8 * j, heads[i]))
                                                            : float2{-INFINITY, 0};
-            float max = fmaxf(stats[0].x, stats[1].x);
-#pragma unroll
-            for (int distance = lanes_of_head / 2; distance > 0; distance /= 2)
-                max = fmaxf(max, __shfl_xor_sync(all_lanes, max, distance));
-            float weight[2];
-#pragma unroll
-            for (int j = 0; j < 2; ++j) weight[j] = stats[j].x == -INFINITY ? 0 : exp2_approximate(stats[j].x - max);
-            const float sum = warp_sum<lanes_of_head>(weight[0] * stats[0].y + weight[1] * stats[1].y);
-            const float factor = output_factor(params, sinks[i], max, sum);
+            const SplitWeights splits(params, stats, sinks[i]);
 #pragma unroll
             for (int j = 0; j < 2; ++j)
                 if (columns.has_split(lane + 8 * j))
-                    store_shared(at.weight(lane + 8 * j, heads[i]), weight[j] * value_factors[j] * factor);
-            maxima[i] = max;
-            sums[i] = sum;
+                    store_shared(at.weight(lane + 8 * j, heads[i]), splits.weight(j, value_factors[j]));
+            maxima[i] = splits.max;
+            sums[i] = splits.sum;
         }
     }
 

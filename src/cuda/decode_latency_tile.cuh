@@ -49,7 +49,9 @@ struct Tile {
     static constexpr int heads_of_warp = kHeads / multiplying_warps;
     static constexpr int quads = kHeads / 8;
     static constexpr int steps = kDqk / 16 / 2;  ///< K steps of a warpgroup in K * Q^T: half of the dimensions
+    static constexpr int queries = 1;            ///< in shared memory
     static constexpr int query_step_bytes = kHeads * 32;
+    static constexpr int query_bytes = kDqk / 16 * query_step_bytes;
     static constexpr int weights_bytes = kHeads * chunk_keys * 2;  ///< P of a chunk
     static constexpr SharedLayout layout = shared_layout({.heads = kHeads, .d_qk = kDqk});
     using QueryTile = SwizzledTile<32>;
@@ -72,6 +74,7 @@ struct Place {
     int tile;    ///< of heads in the cluster: the CTAs of other tiles take the same records
     int tiles;   ///< of the cluster
     int warp, lane;
+    int query_number;  ///< of the CTA's T::queries queries, the one in use
 
     __device__ bool multiplies() const { return warp < multiplying_warps; }
     __device__ int helper() const { return warp - multiplying_warps; }
@@ -112,6 +115,9 @@ struct Place {
         return base + T::layout.scores + ((half * T::heads + head) * score_pitch + key) * 4;
     }
     __device__ SharedAddress weights() const { return base + T::layout.weights; }  ///< P
+    __device__ SharedAddress query() const {
+        return base + T::layout.query + (T::queries == 1 ? 0 : query_number * T::query_bytes);
+    }
 };
 
 /// Transport::weights: how a cluster of CTAs shares out the 512 dimensions. Each warpgroup has blocks of 64, of

@@ -25,4 +25,14 @@ __device__ float warp_sum(float value) {
     return value;
 }
 
+/// Of this lane's value and those of all lanes before it.
+__device__ inline int warp_prefix_sum(int value, int lane) {
+#pragma unroll
+    for (int distance = 1; distance < 32; distance *= 2) {
+        const int before = __shfl_up_sync(all_lanes, value, distance);
+        if (lane >= distance) value += before;
+    }
+    return value;
+}
+
 }  // namespace sparsemla::device

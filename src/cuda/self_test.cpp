@@ -1,5 +1,5 @@
 // Phases: a step whose records and query follow a rule, the plan's kernel on it, the same in float64, comparison.
-#include "cuda/decode_latency_check.h"
+#include "cuda/self_test.h"
 
 #include <algorithm>
 #include <cmath>
@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "balanced_plan.h"
 #include "cuda/runtime.h"
-#include "gpu.h"
 #include "latency_plan.h"
 #include "sparsemla/formats.h"
 
@@ -20,9 +20,14 @@ namespace {
 constexpr int heads = 3;
 constexpr float poison = -77.0F;
 
-/// The kernel is made for the splits of Transport::weights; of others two, as more need more shared memory in some
-/// tilings.
+using Launch = void (*)(const DecodeParams&, Stream);
+
+bool is_balanced(const Plan& plan) { return plan.kernel == &balanced_kernel; }
+
+/// decode_balanced: three splits of two chunks for two CTAs, which cut one of them. decode_latency is made for the
+/// splits of Transport::weights; of others two, as more need more shared memory in some tilings.
 int splits_of(const Plan& plan) {
+    if (is_balanced(plan)) return 3;
     return plan.tiling->transport == Transport::weights ? plan.schedule.splits : std::min(plan.schedule.splits, 2);
 }
 
@@ -36,6 +41,7 @@ std::int64_t few_columns(const Plan& plan) { return splits_of(plan) * plan.sched
 
 /// Columns of each source's list: a split has one chunk at most, or more.
 std::int64_t columns_of(const Plan& plan) {
+    if (is_balanced(plan)) return 2 * splits_of(plan) * plan.schedule.chunk - 5;
     return has_one_chunk(plan) ? few_columns(plan) : (splits_of(plan) + 1) * plan.schedule.chunk - 5;
 }
 
@@ -52,6 +58,11 @@ Plan plan_of_check(const Plan& plan) {
         source.count_offset = 0;
     }
     check.schedule.splits = splits_of(plan);
+    if (is_balanced(plan)) {
+        check.device.sms = 2;
+        check.workspace_bytes = balanced_workspace(check).bytes;
+        check.state_bytes = balanced::state_bytes(1, check.device.sms);
+    }
     // A scale whose half the format of P holds too: the check's weights are 1 and 2.
     check.schedule.p_scale = plan.schedule.p_format == PFormat::e4m3 ? 448.0F : 32768.0F;
     return check;
@@ -168,7 +179,7 @@ void set_sources(DecodeParams& call, const Plan& check, const DeviceCopy& record
 }
 
 /// Launches the step with `active` columns and brings its outputs back.
-void run_step(const Plan& check, std::int64_t active, Step& step) {
+void run_step(const Plan& check, std::int64_t active, Step& step, Launch launch) {
     const OwnedStream stream;
     const DeviceCopy records = copy_of(step.records, stream.get());
     const DeviceCopy slots = copy_of(step.slots, stream.get());
@@ -176,6 +187,9 @@ void run_step(const Plan& check, std::int64_t active, Step& step) {
     const DeviceCopy query = copy_of(step.query, stream.get());
     const DeviceCopy out = copy_of(step.out, stream.get());
     const DeviceCopy lse = copy_of(step.lse, stream.get());
+    const DeviceMemory workspace(std::max<std::size_t>(check.workspace_bytes, 1));
+    const DeviceCopy state =
+        copy_of(std::vector<std::uint8_t>(std::max<std::size_t>(check.state_bytes, 1)), stream.get());
     DecodeParams call;
     call.rows = 1;
     call.heads = heads;
@@ -194,20 +208,22 @@ void run_step(const Plan& check, std::int64_t active, Step& step) {
     call.lse_head_stride = 1;
     call.softmax_scale = 0.693147181F;
     call.plan = &check;
-    launch_latency(call, {stream.get()});
+    call.workspace = static_cast<std::byte*>(workspace.get());
+    call.state = state.as<std::byte>();
+    launch(call, {stream.get()});
     check_cuda(cudaMemcpyAsync(step.out.data(), call.out, step.out.size() * sizeof(float), cudaMemcpyDeviceToHost,
                                stream.get()),
                "cudaMemcpyAsync");
     check_cuda(cudaMemcpyAsync(step.lse.data(), call.lse, step.lse.size() * sizeof(float), cudaMemcpyDeviceToHost,
                                stream.get()),
                "cudaMemcpyAsync");
-    check_cuda(cudaStreamSynchronize(stream.get()), "self-test of decode_latency");
+    check_cuda(cudaStreamSynchronize(stream.get()), "self-test of a kernel");
 }
 
-void run_check(const Plan& plan, std::int64_t active) {
+void run_check(const Plan& plan, std::int64_t active, Launch launch) {
     const Plan check = plan_of_check(plan);
     Step step = make_step(check.problem, columns_of(plan));
-    run_step(check, active, step);
+    run_step(check, active, step, launch);
     compare(step.out, step.lse,
             expected_of(columns_of(plan), active, sources_of(plan), static_cast<int>(d_qk(check.problem))),
             to_string(check.schedule) + " (" + to_string(*check.tiling) + ")");
@@ -215,18 +231,18 @@ void run_check(const Plan& plan, std::int64_t active) {
 
 }  // namespace
 
-void check_latency(const Plan& plan) {
+void self_test(const Plan& plan, Launch launch) {
     static std::mutex mutex;
     static std::set<std::string> passed;
-    const std::string key = std::to_string(plan.device.device.index) + " " +
+    const std::string key = plan.schedule.kernel + " " + std::to_string(plan.device.device.index) + " " +
                             std::string(name(plan.problem.query_dtype)) + " " + std::to_string(d_qk(plan.problem)) +
                             " " + std::to_string(plan.problem.sources.size()) +
                             (has_one_chunk(plan) ? " one " : " more ") + std::to_string(plan.schedule.chunk) + " " +
                             std::to_string(splits_of(plan)) + " " + to_string(*plan.tiling);
     const std::lock_guard lock(mutex);
     if (passed.contains(key)) return;
-    run_check(plan, few_columns(plan));
-    if (!has_one_chunk(plan)) run_check(plan, columns_of(plan));
+    run_check(plan, few_columns(plan), launch);
+    if (columns_of(plan) != few_columns(plan)) run_check(plan, columns_of(plan), launch);
     passed.insert(key);
 }
 

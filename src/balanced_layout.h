@@ -1,0 +1,62 @@
+// decode_balanced's tiles and memory: what its host side, its device side and its tests must agree on. No CUDA headers.
+#pragma once
+
+#include "latency_layout.h"
+
+namespace sparsemla::detail::balanced {
+
+/// Pieces whose query is in shared memory: the one in work and the next.
+inline constexpr int queries = 2;
+
+/// Barriers, pieces, masks and weights: BalancedShared of cuda/decode_balanced_tile.cuh.
+constexpr std::size_t small_shared_bytes(int heads) {
+    return latency::round_up(
+        512 + (16 + latency::chunk_keys) * latency::max_stages + std::size_t(heads) * 4 * (latency::max_splits + 1),
+        1024);
+}
+
+/// Byte offsets in a CTA's shared memory.
+struct SharedLayout {
+    std::size_t weights = 0;  ///< P: f16 [heads][chunk_keys], 128-byte swizzle
+    std::size_t query = 0;    ///< halves [queries][d_qk / 16][heads][16], 32-byte swizzle
+    std::size_t scores = 0;   ///< f32 [2][heads][score_pitch]: from each half of the dimensions, its dot products
+    std::size_t stages = 0;   ///< bytes [stages][chunk_keys][record_pitch]
+    std::size_t bytes = 0;
+};
+
+constexpr SharedLayout shared_layout(int heads, int d_qk, int stages) {
+    SharedLayout layout;
+    layout.weights = small_shared_bytes(heads);
+    layout.query = layout.weights + std::size_t(heads) * latency::chunk_keys * 2;
+    layout.scores = layout.query + std::size_t(queries) * static_cast<std::size_t>(d_qk * heads * 2);
+    layout.stages = latency::round_up(layout.scores + std::size_t(2) * heads * latency::score_pitch * 4, 128);
+    layout.bytes = layout.stages + std::size_t(stages) * latency::chunk_keys * latency::record_pitch(d_qk);
+    return layout;
+}
+
+/// Byte offsets in the workspace. What a CTA hands over are its registers, thread by thread.
+struct WorkspaceLayout {
+    std::size_t handover_bytes =
+        0;                     ///< of one CTA: f32x4 [heads / 2][threads that multiply], then f32x2 [heads / 8][..]
+    std::size_t partials = 0;  ///< f32 [rows][tiles][splits][heads][512], where there are several splits
+    std::size_t stats = 0;     ///< f32x2 [rows][tiles][splits][heads]: maximum (log2), sum
+    std::size_t bytes = 0;
+};
+
+constexpr WorkspaceLayout workspace_layout(int heads, int splits, std::size_t tiles_of_rows, int ctas) {
+    constexpr std::size_t threads = 32 * latency::multiplying_warps;
+    WorkspaceLayout layout;
+    layout.handover_bytes = threads * (static_cast<std::size_t>(heads) / 2 * 16 + static_cast<std::size_t>(heads));
+    layout.partials = static_cast<std::size_t>(ctas) * layout.handover_bytes;
+    const std::size_t partial_heads = splits == 1 ? 0 : tiles_of_rows * static_cast<std::size_t>(splits * heads);
+    layout.stats = layout.partials + partial_heads * 512 * 4;
+    layout.bytes = latency::round_up(layout.stats + partial_heads * 8, 64);
+    return layout;
+}
+
+/// Of the state: u32 [CTAs], whether a CTA has handed over; u32 [rows][tiles], arrivals of splits.
+constexpr std::size_t state_bytes(std::size_t tiles_of_rows, int ctas) {
+    return latency::round_up((tiles_of_rows + static_cast<std::size_t>(ctas)) * 4, 64);
+}
+
+}  // namespace sparsemla::detail::balanced

@@ -1,0 +1,160 @@
+#include "balanced_plan.h"
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <vector>
+
+#include "gpu.h"
+#include "gpu_plan.h"
+#include "kernels.h"
+
+namespace sparsemla::detail {
+
+namespace {
+
+using namespace balanced;
+using latency::head_tiles;
+using latency::max_splits;
+using latency::max_stages;
+
+/// Of a batch: their numbers stay in 32 bits.
+constexpr std::int64_t max_chunks = std::int64_t{1} << 30;
+
+struct Layout {
+    int splits = 1;
+    int heads = head_tiles[0];
+    int stages = 2;
+    Gather gather = Gather::bulk;
+};
+
+std::int64_t tiles_of_rows(const Problem& problem, int heads) { return problem.rows * tiles_of(problem, heads); }
+
+/// A CTA on each SM, as far as there are splits.
+int ctas_of(const Problem& problem, const DeviceSpec& device, int heads, int splits) {
+    return static_cast<int>(
+        std::clamp<std::int64_t>(tiles_of_rows(problem, heads) * splits, 1, std::max(device.sms, 1)));
+}
+
+bool fits_shared_memory(const Problem& problem, const DeviceSpec& device, const Layout& layout) {
+    return shared_layout(layout.heads, static_cast<int>(d_qk(problem)), layout.stages).bytes <=
+           static_cast<std::size_t>(device.shared_memory_bytes);
+}
+
+std::optional<std::string> refuse_layout(const Problem& problem, const DeviceSpec& device, const Layout& layout) {
+    if (!fits_shared_memory(problem, device, layout))
+        return must_be(
+            "tile_heads and stages",
+            "such that a CTA needs at most " + std::to_string(device.shared_memory_bytes) + " bytes of shared memory",
+            std::to_string(layout.heads) + " and " + std::to_string(layout.stages));
+    const std::int64_t chunks = std::max<std::int64_t>(1, chunks_of(problem)) * tiles_of(problem, layout.heads);
+    if (problem.rows > max_chunks / chunks)
+        return must_be("rows", "0 .. " + std::to_string(max_chunks / chunks) + " with these widths and heads",
+                       std::to_string(problem.rows));
+    return std::nullopt;
+}
+
+/// Microseconds that a layout is expected to take for full rows of so many chunks: rounded from what an H200 took
+/// (docs/performance.md).
+double expected_us(const Problem& problem, const DeviceSpec& device, const Layout& layout, std::int64_t chunks) {
+    struct Cost {
+        int heads;
+        double ends_us, chunk_us, piece_us, handover_us, merge_us;
+    };
+    constexpr std::array<Cost, 2> costs = {{{16, 4.0, 1.5, 0.3, 1.5, 2.0}, {32, 4.5, 1.65, 0.3, 2.0, 3.5}}};
+    const Cost& cost = *std::ranges::find(costs, layout.heads, &Cost::heads);
+    const std::int64_t ctas = ctas_of(problem, device, layout.heads, layout.splits);
+    const std::int64_t all = tiles_of_rows(problem, layout.heads) * chunks;
+    const std::int64_t longest = (chunks + layout.splits - 1) / layout.splits;
+    const std::int64_t of_cta = std::max((all + ctas - 1) / ctas, longest);
+    const bool cuts = of_cta % longest != 0;
+    const auto pieces = static_cast<double>((of_cta + longest - 1) / longest + (cuts ? 1 : 0));
+    return cost.ends_us + static_cast<double>(of_cta) * cost.chunk_us + pieces * cost.piece_us +
+           (cuts ? cost.handover_us : 0) + (layout.splits > 1 ? cost.merge_us : 0);
+}
+
+struct Choice {
+    std::optional<Layout> layout;
+    double us = std::numeric_limits<double>::infinity();
+    std::string refusal;  ///< of the first layout, if none can be launched
+};
+
+Choice choose_layout(const Problem& problem, const DeviceSpec& device, const PlanOptions& options) {
+    Choice choice;
+    const std::int64_t chunks = usual_chunks(problem, options);
+    const auto most_splits = static_cast<int>(std::min<std::int64_t>(chunks, max_splits));
+    for (const int heads : head_tiles) {
+        if (options.tile_heads.value_or(heads) != heads) continue;
+        for (int splits = options.splits.value_or(1); splits <= options.splits.value_or(most_splits); ++splits) {
+            Layout layout = {.splits = splits, .heads = heads, .gather = options.gather.value_or(Gather::bulk)};
+            layout.stages = options.stages.value_or(max_stages);
+            while (!options.stages && layout.stages > 1 && !fits_shared_memory(problem, device, layout))
+                --layout.stages;
+            if (const auto refusal = refuse_layout(problem, device, layout)) {
+                if (choice.refusal.empty()) choice.refusal = *refusal;
+                continue;
+            }
+            const double us = expected_us(problem, device, layout, chunks);
+            if (us >= choice.us) continue;
+            choice.us = us;
+            choice.layout = layout;
+        }
+    }
+    return choice;
+}
+
+std::optional<std::string> refuse(const Problem& problem, const DeviceSpec& device, const PlanOptions& options) {
+    if (auto reason = refuse_on_gpu(problem, device, options)) return reason;
+    if (options.cluster_tiles.value_or(1) != 1)
+        return must_be("cluster_tiles", "1: it has no clusters", std::to_string(*options.cluster_tiles));
+    if (options.transport.value_or(Transport::stores) != Transport::stores)
+        return must_be("transport", name(Transport::stores), name(*options.transport));
+    const Choice choice = choose_layout(problem, device, options);
+    return choice.layout ? std::nullopt : std::optional(choice.refusal);
+}
+
+KernelPlan plan(const Problem& problem, const DeviceSpec& device, const PlanOptions& options) {
+    const Choice choice = choose_layout(problem, device, options);
+    const Layout& layout = *choice.layout;
+    const int ctas = ctas_of(problem, device, layout.heads, layout.splits);
+    const auto tiles = static_cast<std::size_t>(tiles_of_rows(problem, layout.heads));
+    KernelPlan result;
+    result.schedule = gpu_schedule(balanced_kernel, problem, options, layout.splits);
+    result.tiling = Tiling{.heads = layout.heads,
+                           .stages = layout.stages,
+                           .gather = layout.gather,
+                           .transport = Transport::stores,
+                           .trigger = options.trigger.value_or(Trigger::loaded)};
+    result.workspace_bytes = workspace_layout(layout.heads, layout.splits, tiles, ctas).bytes;
+    result.state_bytes = state_bytes(tiles, ctas);
+    result.expected_us = choice.us;
+    return result;
+}
+
+void prepare(const Plan& plan, Memory state, Stream stream) { prepare_balanced(plan, state, stream); }
+
+}  // namespace
+
+BalancedShape balanced_launch(const Plan& plan) {
+    const int heads = plan.tiling->heads;
+    return {.ctas = ctas_of(plan.problem, plan.device, heads, plan.schedule.splits),
+            .tiles = tiles_of(plan.problem, heads),
+            .shared_bytes = shared_layout(heads, static_cast<int>(d_qk(plan.problem)), plan.tiling->stages).bytes};
+}
+
+WorkspaceLayout balanced_workspace(const Plan& plan) {
+    const int heads = plan.tiling->heads;
+    return workspace_layout(heads, plan.schedule.splits, static_cast<std::size_t>(tiles_of_rows(plan.problem, heads)),
+                            balanced_launch(plan).ctas);
+}
+
+const Kernel balanced_kernel = {.name = "decode_balanced",
+                                .device = Device::Kind::cuda,
+                                .summary = "one launch for many rows, whose chunks all SMs share out evenly",
+                                .on_request_only = false,
+                                .refuse = refuse,
+                                .plan = plan,
+                                .prepare = prepare,
+                                .decode = launch_balanced};
+
+}  // namespace sparsemla::detail

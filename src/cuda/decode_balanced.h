@@ -1,0 +1,33 @@
+// What the host hands to decode_balanced: decode_latency's parameters and more.
+#pragma once
+
+#include "cuda/decode_latency.h"
+
+namespace sparsemla::detail::balanced {
+
+struct Params {
+    latency::Params call;  ///< clusters and transport have no meaning here
+    std::int32_t rows;
+    std::int32_t tiles;  ///< of heads, of a row
+
+    std::byte* handovers;         ///< balanced_layout.h: WorkspaceLayout
+    std::int64_t handover_bytes;  ///< of one CTA
+    float* partials;
+    float* stats;                   ///< pairs
+    std::uint32_t* handed_over;     ///< [CTAs], 0 between calls
+    std::uint32_t* arrived_splits;  ///< [rows][tiles], 0 between calls
+};
+
+/// Which instantiation.
+struct Variant {
+    int heads;  ///< of a CTA
+    int d_qk;
+    bool bf16_query;
+    bool two_sources;
+};
+
+/// Allows the launches of one instantiation on the current device, and loads it.
+void prepare_kernel(const Variant& variant, std::size_t shared_bytes);
+void launch_kernel(const Variant& variant, const LaunchConfig& config, const Params& params);
+
+}  // namespace sparsemla::detail::balanced

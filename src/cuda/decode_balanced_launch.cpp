@@ -1,0 +1,57 @@
+// From a checked call to decode_balanced's parameters and its launch.
+#include "balanced_plan.h"
+#include "cuda/decode_balanced.h"
+#include "cuda/decode_latency_launch.h"
+#include "cuda/launch.h"
+#include "cuda/self_test.h"
+#include "gpu.h"
+
+namespace sparsemla::detail {
+
+namespace {
+
+using namespace balanced;
+
+Variant variant_of(const Plan& plan) {
+    return {.heads = plan.tiling->heads,
+            .d_qk = static_cast<int>(d_qk(plan.problem)),
+            .bf16_query = plan.problem.query_dtype == DType::bf16,
+            .two_sources = plan.problem.sources.size() == 2};
+}
+
+Params params_of(const DecodeParams& call, const BalancedShape& shape) {
+    const WorkspaceLayout workspace = balanced_workspace(*call.plan);
+    auto* flags = reinterpret_cast<std::uint32_t*>(call.state);
+    return {.call = latency::params_of(call),
+            .rows = static_cast<std::int32_t>(call.rows),
+            .tiles = shape.tiles,
+            .handovers = call.workspace,
+            .handover_bytes = static_cast<std::int64_t>(workspace.handover_bytes),
+            .partials = reinterpret_cast<float*>(call.workspace + workspace.partials),
+            .stats = reinterpret_cast<float*>(call.workspace + workspace.stats),
+            .handed_over = flags,
+            .arrived_splits = flags + shape.ctas};
+}
+
+}  // namespace
+
+void prepare_balanced(const Plan& plan, Memory state, Stream stream) {
+    const CurrentDevice current(plan.device.device.index);
+    prepare_kernel(variant_of(plan), static_cast<std::size_t>(plan.device.shared_memory_bytes));
+    self_test(plan, launch_balanced);
+    check_cuda(cudaMemsetAsync(state.data, 0, plan.state_bytes, static_cast<cudaStream_t>(stream.handle)),
+               "cudaMemsetAsync");
+}
+
+void launch_balanced(const DecodeParams& call, Stream stream) {
+    const CurrentDevice current(call.plan->device.device.index);
+    const BalancedShape shape = balanced_launch(*call.plan);
+    launch_kernel(variant_of(*call.plan),
+                  {.grid = dim3(static_cast<unsigned>(shape.ctas)),
+                   .threads = static_cast<unsigned>(latency::threads),
+                   .shared_bytes = shape.shared_bytes,
+                   .stream = static_cast<cudaStream_t>(stream.handle)},
+                  params_of(call, shape));
+}
+
+}  // namespace sparsemla::detail

@@ -1,0 +1,104 @@
+// What one CTA of decode_balanced is: its shared memory, and the pieces that it works on.
+#pragma once
+
+#include "balanced_layout.h"
+#include "cuda/decode_balanced.h"
+#include "cuda/decode_latency_gather.cuh"
+#include "cuda/decode_latency_ring.cuh"
+
+namespace sparsemla::detail::balanced {
+
+using namespace latency;
+
+/// Chunks [begin, end) of those that a split of a row has, for one tile of heads. A split that lies in two pieces is
+/// summed by two CTAs: the second one goes on from the sums of the first.
+struct alignas(16) Piece {
+    int row, tile, split;
+    int begin, end;
+    int length;        ///< chunks of the split
+    int first_active;  ///< leading columns of each source that the row has
+    int second_active;
+
+    __device__ bool goes_on() const { return begin > 0; }
+    __device__ bool ends_split() const { return end == length; }
+};
+
+/// A chunk of a row, over all its tiles and splits.
+struct RowPlace {
+    int row, chunk;
+    int first_active, second_active;  ///< as in Piece
+};
+
+/// The chunks of a CTA.
+struct Share {
+    int chunks;
+    int whole_chunks;       ///< of splits that lie in this CTA alone
+    bool has_lead;          ///< the last split is the next CTA's to end: `lead` is what this CTA has of it
+    bool first_comes_last;  ///< `first` is not one of those splits
+    Piece first, lead;
+};
+
+/// Shared memory that is small.
+template <int kHeads>
+struct BalancedShared {
+    std::uint64_t full[max_stages];      ///< the stage's records are there
+    std::uint64_t empty[max_stages];     ///< nobody reads the stage any more
+    std::uint64_t piece_full[queries];   ///< a piece and its query as halves are there
+    std::uint64_t piece_empty[queries];  ///< nobody reads them any more
+    Piece pieces[queries];
+    int sums[threads / 32], largest[threads / 32];  ///< of each warp, while the CTA's chunks are found
+    RowPlace first, last;                           ///< of the CTA's chunks
+    Share share;
+    std::uint8_t present[max_stages][chunk_keys];  ///< of the stage's chunk: 1 where the column names a record
+    float weight[max_splits][kHeads];  ///< what a row's sums are worth in the output, where one split has them all
+    float keep[kHeads];                ///< what older sums are worth after this chunk raised the maximum
+};
+
+/// decode_latency's tile in this kernel's shared memory: any number of splits, whose partial outputs are exchanged.
+template <int kHeads, int kDqk, Half kQuery, bool kTwoSources>
+struct BalancedTile : Tile<kHeads, kDqk, kQuery, kTwoSources, 0> {
+    static constexpr int queries = balanced::queries;
+    static constexpr balanced::SharedLayout layout = balanced::shared_layout(kHeads, kDqk, 1);
+    using Small = BalancedShared<kHeads>;
+    static_assert(sizeof(Small) <= balanced::small_shared_bytes(kHeads));
+    static_assert(layout.weights % SwizzledTile<128>::alignment_bytes == 0 &&
+                  layout.query % SwizzledTile<32>::alignment_bytes == 0);
+};
+
+template <class T>
+__device__ SharedAddress piece_full(const Place<T>& at, int i) {
+    return at.base + offsetof(typename T::Small, piece_full) + i * 8;
+}
+template <class T>
+__device__ SharedAddress piece_empty(const Place<T>& at, int i) {
+    return at.base + offsetof(typename T::Small, piece_empty) + i * 8;
+}
+template <class T>
+__device__ BalancedShared<T::heads>& small_shared(unsigned char* shared) {
+    return *reinterpret_cast<BalancedShared<T::heads>*>(shared);
+}
+
+/// From here on `at` is in this piece; returns its row's columns.
+template <class T>
+__device__ Columns enter(const Params& params, Place<T>& at, const Piece& piece) {
+    at.row = piece.row;
+    at.first_head = piece.tile * T::heads;
+    at.split = piece.split;
+    return columns_of_counts<T>(params.call, piece.first_active, piece.second_active, at.lane, piece.split);
+}
+
+/// n / splits.
+__device__ inline int divide_by_splits(const Params& params, int n) {
+    if (params.call.splits == 1) return n;
+    return static_cast<int>(__umulhi(n, params.call.split_multiplier) >> params.call.split_shift);
+}
+
+/// The number in the lists of a split's i-th chunk.
+__device__ inline int number_of(const Params& params, const Columns& columns, int split, int i) {
+    const int splits = params.call.splits;
+    if (split + i * splits < columns.first_end) return split + i * splits;
+    const int of_first = split < columns.first_end ? divide_by_splits(params, columns.first_end - 1 - split) + 1 : 0;
+    return columns.second_first + (i - of_first) * splits;
+}
+
+}  // namespace sparsemla::detail::balanced

@@ -1,0 +1,12 @@
+// The parameters that decode_latency's tiles need, whichever kernel they run in.
+#pragma once
+
+#include "cuda/decode_latency.h"
+#include "kernels.h"
+
+namespace sparsemla::detail::latency {
+
+/// Everything but stages_offset.
+Params params_of(const DecodeParams& call);
+
+}  // namespace sparsemla::detail::latency

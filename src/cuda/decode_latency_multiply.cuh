@@ -1,0 +1,88 @@
+// The steps of a chunk, as a warp that multiplies takes them one after the other: scores, softmax, values. Comments
+// `//@ name` as in decode_latency.cu.
+#pragma once
+
+#include "cuda/decode_latency_ring.cuh"
+#include "cuda/decode_latency_statistics.cuh"
+
+namespace sparsemla::detail::latency {
+
+/// A CTA's sums over its chunks.
+template <class T>
+struct Partial {
+    Running running[T::heads_of_warp];  ///< of heads heads_of_warp * warp ..
+    Outputs<T> outputs;                 ///< times p_scale, without k_scale (SourceChange says of which source)
+    float score_factor;                 ///< of the last chunk's source
+    float p_scale;                      ///< of the last chunk: 0 where SourceChange says so
+};
+
+/// A warp's values of a chunk on their way to the tensor cores: as halves of two units, as bytes of the next two.
+struct ValuesAhead {
+    FragmentA values[2][4];
+    ValueBytes bytes[2];
+};
+
+/// scores and softmax of one chunk; leaves the warp's values `ahead`, if they are needed.
+template <class T>
+__device__ void weigh_chunk(const Params& params, const Place<T>& at, int stage, Partial<T>& partial, bool needs_values,
+                            ValuesAhead& ahead) {
+    static_assert(T::units_of_warp == 4);
+    {
+        float scores[T::heads / 2];
+        compute_scores(at, stage, scores, [&] {
+            if (!needs_values) return;
+            for (int i = 0; i < 2; ++i) fetch_values(at, stage, at.unit(i), ahead.bytes[i]);
+            for (int i = 0; i < 2; ++i) ahead.bytes[i].to_halves(ahead.values[i]);
+        });
+        //@ scores
+        store_scores(at, scores);
+    }
+    sync_multipliers();
+    //@ stored
+    const float p_scale = T::two_sources ? partial.p_scale : params.p_scale;
+    softmax(params, at, partial.score_factor, p_scale, stage, partial.running);
+    //@ softmax
+    fence_async_proxy();
+    if (needs_values)
+        for (int i = 0; i < 2; ++i) fetch_values(at, stage, at.unit(2 + i), ahead.bytes[i]);
+    sync_multipliers();  // P is there
+    //@ values
+}
+
+/// values of one chunk: unit after unit, two under way; done(i) once unit i's sums are in registers. The last two are
+/// left under way: until then neither their sums nor their values may be touched.
+template <class T, class Done>
+__device__ void start_values(const Place<T>& at, int stage, bool first, Outputs<T>& outputs, ValuesAhead& ahead,
+                             const Done& done) {
+    const auto start = [&](int i) {
+        pin(outputs[i]);
+        start_unit<T>(at.weights(), outputs[i], ahead.values[i % 2], first);
+    };
+    start(0);
+    start(1);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        wait_for_mma<1>();
+        pin(outputs[i]);
+        ahead.bytes[i].to_halves(ahead.values[i]);
+        if (i == 1) leave_stage(at, stage);
+        start(i + 2);
+        done(i);
+    }
+}
+
+/// The same until all of them are done.
+template <class T, class Done>
+__device__ void add_values(const Place<T>& at, int stage, bool first, Outputs<T>& outputs, ValuesAhead& ahead,
+                           const Done& done) {
+    constexpr int count = T::units_of_warp;
+    start_values<T>(at, stage, first, outputs, ahead, done);
+    wait_for_mma<1>();
+    pin(outputs[count - 2]);
+    done(count - 2);
+    wait_for_mma<0>();
+    pin(outputs[count - 1]);
+    done(count - 1);
+}
+
+}  // namespace sparsemla::detail::latency

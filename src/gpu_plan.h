@@ -1,0 +1,35 @@
+// What the GPU kernels have in common when they plan: what they refuse, and what they read from a problem.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "kernels.h"
+
+namespace sparsemla::detail {
+
+/// "record must be one of ..., got ..."
+std::string must_be(std::string_view what, std::string_view allowed, std::string_view received);
+
+/// The same for an optional number outside low .. high; nothing for any other.
+std::optional<std::string> refuse_range(std::string_view what, std::optional<int> value, int low, int high);
+
+/// Device, records, schedule, and options of one value: what no layout could change. Nothing, or the reason.
+std::optional<std::string> refuse_on_gpu(const Problem& problem, const DeviceSpec& device, const PlanOptions& options);
+
+/// Of a problem and options that are not refused.
+Schedule gpu_schedule(const Kernel& kernel, const Problem& problem, const PlanOptions& options, int splits);
+
+/// Of a row; at least 1.
+int tiles_of(const Problem& problem, int heads);
+
+/// Of 64 columns.
+std::int64_t chunks_of(std::int64_t columns);
+/// Of a row's lists, over all sources.
+std::int64_t chunks_of(const Problem& problem);
+/// Of a usual row; at least 1.
+std::int64_t usual_chunks(const Problem& problem, const PlanOptions& options);
+
+}  // namespace sparsemla::detail

@@ -1,0 +1,124 @@
+// decode_balanced: whatever the number of CTAs that share out the rows' chunks, and wherever they cut them, its bits
+// are those of decode_latency with as many splits.
+#include "tests/cuda/gpu_calls.h"
+
+namespace sparsemla::test {
+namespace {
+
+class GpuBalanced : public OnGpu {};
+
+/// As if the device had so many SMs: the grid has as many CTAs.
+Plan plan_for(const Step& step, int sms, PlanOptions options) {
+    DeviceSpec device = step.device;
+    device.sms = sms;
+    options.kernel = "decode_balanced";
+    return make_plan(step.problem, device, options);
+}
+
+Result run(Step& step, const Plan& plan, DeviceCall& call) {
+    prepare(plan, call.args.state, call.stream());
+    step.poison_outputs();
+    call.decode(plan);
+    return step.collect(plan);
+}
+
+constexpr int grids[] = {1, 2, 3, 5, 8, 13, 29, 64, 132};
+
+/// Several grids, tiles and ways to gather; returns after the first that differs.
+void expect_bits_of_latency(Step& step, const PlanOptions& schedule, const std::string& what) {
+    PlanOptions latency = schedule;
+    latency.kernel = "decode_latency";
+    const Result expected = step.run(step.plan(latency));
+    expect_oracle(step, expected);
+    for (const int tile : {16, 32})
+        for (const int sms : grids) {
+            PlanOptions options = schedule;
+            options.tile_heads = tile;
+            options.gather = sms % 2 == 0 ? Gather::bulk : Gather::copies;
+            options.stages = 1 + sms % 3;
+            options.trigger = sms % 3 == 0 ? Trigger::start : sms % 3 == 1 ? Trigger::loaded : Trigger::end;
+            const Plan plan = plan_for(step, sms, options);
+            DeviceCall call = step.place(plan);
+            expect_same_bits(run(step, plan, call), expected, what + ", " + text_of(plan));
+            expect_same_bits(run(step, plan, call), expected, what + ", again");
+            if (testing::Test::HasFailure()) return;
+        }
+}
+
+template <class T, std::size_t n>
+T pick(const T (&values)[n], std::mt19937_64& bits) {
+    return values[bits() % n];
+}
+
+// Rows of many lengths, empty ones among them: splits are cut at every place, and lie in one CTA or two.
+TEST_F(GpuBalanced, BitsDoNotDependOnWhereCtasBeginAndEnd) {
+    std::mt19937_64 bits(11);
+    for (std::uint64_t number = 0; number < 24; ++number) {
+        RandomSpec spec;
+        spec.rows = 1 + static_cast<std::int64_t>(bits() % 20);
+        spec.heads = pick({1, 12, 16, 17, 33, 96, 128}, bits);
+        spec.record = pick({Record::fp8_576, Record::fp8_512}, bits);
+        spec.widths = {pick({1, 64, 65, 513, 1000, 2048}, bits)};
+        if (bits() % 2 == 0) spec.widths.push_back(pick({64, 70, 512}, bits));
+        spec.query_dtype = pick({DType::f8_e4m3, DType::bf16}, bits);
+        spec.sinks = bits() % 2 == 0;
+        spec.out_dtype = bits() % 4 == 0 ? DType::f32 : DType::bf16;
+        Step step = random_step(spec, 500 + number);
+        for (const int splits : {1, 1 + static_cast<int>(bits() % 16)}) {
+            const PFormat format = number % 2 == 0 ? PFormat::f16 : PFormat::e4m3;
+            expect_bits_of_latency(step, {.p_format = format, .splits = splits}, to_string(spec));
+            if (HasFailure()) return;
+        }
+    }
+}
+
+// More rows than a CTA has threads, most of them short.
+TEST_F(GpuBalanced, MoreRowsThanThreads) {
+    Step step = random_step({.rows = 900, .heads = 16, .record = Record::fp8_512, .widths = {130, 70}}, 3);
+    for (const int splits : {1, 3}) {
+        expect_bits_of_latency(step, {.splits = splits}, "900 rows");
+        if (HasFailure()) return;
+    }
+}
+
+// One long row among short ones: it is not waited for in a chain.
+TEST_F(GpuBalanced, OneLongRow) {
+    Step step = random_step({.rows = 16, .heads = 64, .widths = {2048}}, 4);
+    for (std::int64_t row = 0; row < 16; ++row) step.count(row, row == 7 ? 2048 : 64);
+    for (const int splits : {1, 8, 16}) {
+        expect_bits_of_latency(step, {.splits = splits}, "one long row");
+        if (HasFailure()) return;
+    }
+}
+
+// Fewer rows than the plan's, down to none that has columns: the state is as it was after every call.
+TEST_F(GpuBalanced, FewerRowsAndEmptyOnes) {
+    Step step = random_step({.rows = 40, .heads = 20, .widths = {300}}, 5);
+    const Plan plan = plan_for(step, 132, {.splits = 2});
+    DeviceCall call = step.place(plan);
+    const Result all = run(step, plan, call);
+    expect_oracle(step, all);
+    for (const std::int64_t rows : {39, 7, 1}) {
+        step.args.rows = call.args.rows = rows;
+        step.poison_outputs();
+        call.decode(plan);
+        const Result fewer = step.collect(plan);
+        for (std::int64_t row = 0; row < rows; ++row)
+            for (std::int64_t head = 0; head < 20; ++head) {
+                ASSERT_EQ(fewer.lse(row, head), all.lse(row, head)) << rows << " rows, row " << row;
+                for (int d = 0; d < value_dims; ++d)
+                    ASSERT_EQ(fewer.out(row, head, d), all.out(row, head, d)) << rows << " rows, row " << row;
+            }
+    }
+    for (std::int64_t row = 0; row < 40; ++row) step.count(row, 0);
+    step.args.rows = call.args.rows = 40;
+    refresh(changing_inputs(step, call.args));
+    step.poison_outputs();
+    call.upload_outputs();
+    decode(plan, call.args, call.stream());
+    call.download_outputs();
+    expect_oracle(step, step.collect(plan));
+}
+
+}  // namespace
+}  // namespace sparsemla::test
