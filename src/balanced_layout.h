@@ -34,6 +34,9 @@ constexpr SharedLayout shared_layout(int heads, int d_qk, int stages) {
     return layout;
 }
 
+/// Of a row: what a warp merges of each comes to where the records were.
+constexpr int max_splits_of(int stages) { return std::min(8 * stages, latency::max_splits); }
+
 /// Byte offsets in the workspace. What a CTA hands over are its registers, thread by thread.
 struct WorkspaceLayout {
     std::size_t handover_bytes =

@@ -47,6 +47,11 @@ std::optional<std::string> refuse_layout(const Problem& problem, const DeviceSpe
             "tile_heads and stages",
             "such that a CTA needs at most " + std::to_string(device.shared_memory_bytes) + " bytes of shared memory",
             std::to_string(layout.heads) + " and " + std::to_string(layout.stages));
+    if (layout.splits > max_splits_of(layout.stages))
+        return must_be("splits",
+                       "1 .. " + std::to_string(max_splits_of(layout.stages)) + " with " +
+                           std::to_string(layout.stages) + " stages",
+                       std::to_string(layout.splits));
     const std::int64_t chunks = std::max<std::int64_t>(1, chunks_of(problem)) * tiles_of(problem, layout.heads);
     if (problem.rows > max_chunks / chunks)
         return must_be("rows", "0 .. " + std::to_string(max_chunks / chunks) + " with these widths and heads",

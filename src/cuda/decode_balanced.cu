@@ -27,8 +27,18 @@ __device__ void set_up_barriers(const Place<T>& at) {
             init_mbarrier(piece_full(at, i), arrivals_of_warp * helper_warps);
             init_mbarrier(piece_empty(at, i), arrivals_of_warp * multiplying_warps);
         }
+        init_mbarrier(handed_over(at), arrivals_of_warp * multiplying_warps);
         fence_mbarrier_init();
     }
+}
+
+/// Tells the next CTA that this one's sums are in memory, by one of the helpers: their work can wait for the stores.
+template <class T>
+__device__ void raise_flag(const Params& params, const Place<T>& at) {
+    if (at.helper() != 0) return;
+    wait_mbarrier(handed_over(at), 0);
+    if (at.lane == 0) set_flag(params.handed_over + blockIdx.x, 1);
+    __syncwarp();
 }
 
 /// A piece and, but for the first one, its query, for the warps that multiply.
@@ -66,22 +76,28 @@ __device__ void feed(const Params& params, Place<T>& at, BalancedShared<T::heads
     int number = number_of(params, columns, at.split, piece.begin);
     int slots[P::passes];
     load_slots<P>(params.call, at, number, slots);
-    bool begins = true, is_first = true;
+    bool begins = true;
+    int gathered = 0;
+    // A piece that is handed over comes first. The next stages become free only once this CTA has gone on, which may
+    // wait for the CTA before: first its own sums must be on their way, or CTAs would wait for each other in a chain.
+    int flag_due = piece.ends_split() ? -1 : piece.end - piece.begin + params.call.stages;
     for (int i = piece.begin;;) {
+        if (gathered == flag_due) raise_flag(params, at);
         wait_until_empty(at, stage);
         gather_part<P>(params.call, at, columns, slots, number, stage.number, at.full(stage.number));
         stage.advance(params.call.stages);
-        if (begins) announce(params, at, shared, piece, turn, !is_first);  // while the records are on their way
-        is_first = false;
+        if (begins) announce(params, at, shared, piece, turn, gathered > 0);  // while the records are on their way
+        ++gathered;
         begins = ++i == piece.end;
         if (begins) {
-            if (!walk.next(piece)) return;
+            if (!walk.next(piece)) break;
             columns = enter(params, at, piece);
             i = piece.begin;
         }
         number = number_of(params, columns, at.split, i);
         load_slots<P>(params.call, at, number, slots);
     }
+    if (gathered <= flag_due) raise_flag(params, at);
 }
 
 /// Of which source the sums of a piece are at its beginning. Returns whether of the second one.
@@ -150,47 +166,59 @@ __device__ void bring_first_query(const Params& params, Place<T>& at, const Shar
     sync_multipliers();
 }
 
-/// What the warps that multiply do with the CTA's chunks.
+/// The merges of all rows of which this CTA has ended one of several splits. That of its last piece, if there is one,
+/// comes first: what it holds of it is in shared memory.
+template <class T>
+__device__ void merge(const Params& params, Place<T>& at, const Share& share, const Piece& last) {
+    Walk<T> walk(params, share);
+    bool is_last = true;
+    for (Piece piece = last; is_last || walk.next(piece); is_last = false) {
+        if (!is_last && piece.row == last.row && piece.tile == last.tile && piece.split == last.split) continue;
+        if (!piece.ends_split()) continue;
+        const Columns columns = enter(params, at, piece);
+        if (columns.num_splits() == 1) continue;
+        if (!is_last) sync_multipliers();  // the weights of the merge before are not read any more
+        merge_items(params, at, columns, is_last);
+    }
+}
+
+/// What the warps that multiply do with the CTA's chunks, and with the sums of each piece.
 template <class T>
 __device__ void multiply(const Params& params, Place<T>& at, BalancedShared<T::heads>& shared) {
     bring_first_query(params, at, shared.share);
     Turn stage, turn;
+    Partial<T> partial;
+    Piece piece;
+    bool merges = false;
     for (int left = shared.share.chunks; left > 0;) {
         wait_mbarrier(piece_full(at, turn.number), turn.parity);
-        const Piece piece = shared.pieces[turn.number];
+        piece = shared.pieces[turn.number];
         __syncwarp();
         at.query_number = turn.number;
         turn.advance(queries);
+        left -= piece.end - piece.begin;
         const Columns columns = enter(params, at, piece);
-        Partial<T> partial;
-        if (piece.goes_on()) take_over(params, at, partial);
         const bool hands_over = !piece.ends_split(), writes = !hands_over && columns.num_splits() == 1;
+        // What this CTA merges of its own split need not go to memory, if it can wait for the others now.
+        const std::uint32_t staying = left == 0 ? items_to_merge<T>(columns, piece.split) : 0;
+        for (Running& running : partial.running) running = {};
+        if (piece.goes_on()) take_over(params, at, partial);
         add_piece(params, at, columns, piece, partial, stage, [&](int i) {
             if (hands_over)
                 hand_unit_over<T>(params, i, partial.outputs[i]);
             else if (!writes)
-                send_unit_to_memory<T>(params, at, at.unit(i), partial.outputs[i]);
+                send_unit_to_memory<T>(params, at, i, partial.outputs[i], staying);
         });
-        if (hands_over)
-            hand_over<T>(params, partial);
-        else if (writes)
+        if (hands_over) {
+            hand_running_over(params, at, partial);
+        } else if (writes) {
             write_row(params, at, columns, partial);
-        else
-            send_partial(params, at, partial);
-        left -= piece.end - piece.begin;
+        } else {
+            send_stats(params, at, partial);
+            merges = true;
+        }
     }
-}
-
-/// Shares of the merges of all rows of which this CTA has ended a split.
-template <class T>
-__device__ void merge(const Params& params, Place<T>& at, const BalancedShared<T::heads>& shared) {
-    Walk<T> walk(params, shared.share);
-    Piece piece;
-    while (walk.next(piece)) {
-        if (!piece.ends_split()) continue;
-        const Columns columns = enter(params, at, piece);
-        if (columns.num_splits() > 1) merge_share(params, at, columns);
-    }
+    if (merges) merge(params, at, shared.share, piece);
 }
 
 /// Rows without columns, by the helpers.
@@ -224,7 +252,6 @@ __global__ void __launch_bounds__(threads, 1) decode(const __grid_constant__ Par
     if (at.multiplies()) {
         take_registers<200>();  // 8 warps of 200 and 4 of 104 are what 12 of 168 are
         multiply(params, at, shared);
-        if (params.call.splits > 1) merge(params, at, shared);
         if (params.call.trigger == Trigger::end) launch_dependent_grids();
     } else {
         keep_registers<104>();

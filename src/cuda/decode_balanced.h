@@ -10,6 +10,9 @@ struct Params {
     std::int32_t rows;
     std::int32_t tiles;  ///< of heads, of a row
 
+    std::uint32_t cta_multiplier;  ///< n / CTAs, as Params::split_multiplier of decode_latency
+    std::int32_t cta_shift;
+
     std::byte* handovers;         ///< balanced_layout.h: WorkspaceLayout
     std::int64_t handover_bytes;  ///< of one CTA
     float* partials;

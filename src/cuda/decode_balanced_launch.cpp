@@ -1,4 +1,6 @@
 // From a checked call to decode_balanced's parameters and its launch.
+#include <algorithm>
+
 #include "balanced_plan.h"
 #include "cuda/decode_balanced.h"
 #include "cuda/decode_latency_launch.h"
@@ -21,10 +23,13 @@ Variant variant_of(const Plan& plan) {
 
 Params params_of(const DecodeParams& call, const BalancedShape& shape) {
     const WorkspaceLayout workspace = balanced_workspace(*call.plan);
+    const latency::Divider ctas(std::max(shape.ctas, 2));  // of one the kernel needs none
     auto* flags = reinterpret_cast<std::uint32_t*>(call.state);
     return {.call = latency::params_of(call),
             .rows = static_cast<std::int32_t>(call.rows),
             .tiles = shape.tiles,
+            .cta_multiplier = ctas.multiplier,
+            .cta_shift = ctas.shift,
             .handovers = call.workspace,
             .handover_bytes = static_cast<std::int64_t>(workspace.handover_bytes),
             .partials = reinterpret_cast<float*>(call.workspace + workspace.partials),

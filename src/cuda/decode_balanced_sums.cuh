@@ -36,15 +36,15 @@ __device__ void hand_unit_over(const Params& params, int i, const float (&sums)[
                                                                  sums[4 * j + 3]};
 }
 
-/// What goes on beside the units, once these are handed over.
+/// What goes on beside the units; the helpers tell the next CTA once all warps have come here.
 template <class T>
-__device__ void hand_over(const Params& params, const Partial<T>& partial) {
+__device__ void hand_running_over(const Params& params, const Place<T>& at, const Partial<T>& partial) {
     const Handover<T> to(params, blockIdx.x);
 #pragma unroll
     for (int i = 0; i < T::heads_of_warp; ++i)
         to.running[i * Handover<T>::threads] = {partial.running[i].max, partial.running[i].sum};
-    sync_multipliers();
-    if (threadIdx.x == 0) set_flag(params.handed_over + blockIdx.x, 1);
+    __syncwarp();
+    arrive_as_warp(handed_over(at), at.lane);
 }
 
 /// The sums of the CTA before.
@@ -80,40 +80,66 @@ __device__ inline float sum_of_shares(float share) {
     return share;
 }
 
+inline constexpr int item_bytes = 512;  ///< a quad of a unit: four sums a lane
+
 /// The partial outputs and statistics of all splits of the row and tile that `at` is in.
 template <class T>
 struct RowPartials {
-    float* outputs;           ///< [splits][heads][512]
+    static constexpr int items = T::units_of_warp * T::quads;  ///< of a warp
+    static constexpr int split_items = multiplying_warps * items * 32;
+
+    float4* outputs;          ///< this lane's, [splits][warps][items][lanes]
     float2* stats;            ///< [splits][heads]
     std::uint32_t* arrivals;  ///< of splits
 
     __device__ RowPartials(const Params& params, const Place<T>& at) {
         const std::int64_t tile = std::int64_t{at.row} * params.tiles + at.first_head / T::heads;
-        const std::int64_t head = tile * params.call.splits * T::heads;
-        outputs = params.partials + head * 512;
-        stats = reinterpret_cast<float2*>(params.stats) + head;
+        const std::int64_t split = tile * params.call.splits;
+        outputs = reinterpret_cast<float4*>(params.partials) + split * split_items + at.warp * (items * 32) + at.lane;
+        stats = reinterpret_cast<float2*>(params.stats) + split * T::heads;
         arrivals = params.arrived_splits + tile;
     }
+    __device__ float4* item(int split, int i) const { return outputs + split * split_items + i * 32; }
 };
 
-/// A unit of the partial output of one of several splits.
+/// Of a warp's items, bit i: item i of the row is merged by the CTA that ended this split. The splits that have columns
+/// take turns.
 template <class T>
-__device__ void send_unit_to_memory(const Params& params, const Place<T>& at, int unit,
-                                    const float (&sums)[T::heads / 2]) {
+__device__ std::uint32_t items_to_merge(const Columns& columns, int split) {
+    std::uint32_t mask = 0;
+    for (int i = __popc(columns.split_mask & ((1U << split) - 1)); i < RowPartials<T>::items; i += columns.num_splits())
+        mask |= 1U << i;
+    return mask;
+}
+
+/// Where a warp keeps the items of its own split that it will merge, this lane's part of the first one: in place of the
+/// last piece's query.
+template <class T>
+__device__ SharedAddress own_items(const Place<T>& at) {
+    static_assert(T::query_bytes >= multiplying_warps * (RowPartials<T>::items / 2) * item_bytes);
+    return at.query() + at.warp * (RowPartials<T>::items / 2) * item_bytes + at.lane * 16;
+}
+
+/// A warp's unit i of the partial output of one of several splits: to memory, but for the items that stay.
+template <class T>
+__device__ void send_unit_to_memory(const Params& params, const Place<T>& at, int i, const float (&sums)[T::heads / 2],
+                                    std::uint32_t staying) {
     const RowPartials<T> row(params, at);
-    float* outputs =
-        row.outputs + (at.split * T::heads + 2 * (at.lane % 4)) * 512 + unit * unit_dims + 2 * (at.lane / 4);
 #pragma unroll
     for (int j = 0; j < T::quads; ++j) {
-        auto* to = reinterpret_cast<float2*>(outputs + 8 * j * 512);
-        to[0] = {sums[4 * j], sums[4 * j + 2]};
-        to[512 / 2] = {sums[4 * j + 1], sums[4 * j + 3]};
+        const int item = i * T::quads + j;
+        const float* quad = sums + 4 * j;
+        if ((staying >> item & 1) != 0)
+            store_shared(own_items(at) + __popc(staying & ((1U << item) - 1)) * item_bytes, quad[0], quad[1], quad[2],
+                         quad[3]);
+        else
+            *row.item(at.split, item) = {quad[0], quad[1], quad[2], quad[3]};
     }
 }
 
-/// The rest of it, once its units are sent.
+/// The rest of it, once the units are sent.
 template <class T>
-__device__ void send_partial(const Params& params, const Place<T>& at, const Partial<T>& partial) {
+__device__ void send_stats(const Params& params, const Place<T>& at, const Partial<T>& partial) {
     const RowPartials<T> row(params, at);
 #pragma unroll
     for (int i = 0; i < T::heads_of_warp; ++i) {
@@ -142,73 +168,85 @@ __device__ void write_row(const Params& params, const Place<T>& at, const Column
     store_outputs<T>(params.call, at, partial.outputs);
 }
 
-/// What a warp merges at a time: of one head, kBlocks blocks of 64 dimensions over all splits, at most kSplits; two
-/// dimensions of each a lane. All loads are under way together.
-template <class T, int kBlocks, int kSplits>
-__device__ void merge_blocks(const Params& params, const Place<T>& at, const Columns& columns, int head, int block) {
+/// What the row's splits are worth, to shared memory; 8 lanes a head.
+template <class T>
+__device__ void weigh_splits(const Params& params, const Place<T>& at, const Columns& columns, bool writes_lse) {
+    constexpr int lanes = SplitWeights::lanes;
+    static_assert(T::heads_of_warp <= 32 / lanes);
     const RowPartials<T> row(params, at);
-    const int lane = at.lane % SplitWeights::lanes;
+    const int head = T::heads_of_warp * at.warp + min(at.lane / lanes, T::heads_of_warp - 1), lane = at.lane % lanes;
     float2 stats[2];
 #pragma unroll
     for (int j = 0; j < 2; ++j)
         stats[j] = columns.has_split(lane + 8 * j) ? load_from_peers(row.stats + (lane + 8 * j) * T::heads + head)
                                                    : float2{-INFINITY, 0};
-    const int dim = 64 * block + 2 * at.lane;
-    const auto* outputs = reinterpret_cast<const float2*>(row.outputs + head * 512 + dim);
-    float2 parts[kSplits][kBlocks] = {};
-#pragma unroll
-    for (int split = 0; split < kSplits; ++split)
-#pragma unroll
-        for (int j = 0; j < kBlocks; ++j)
-            if (columns.has_split(split)) parts[split][j] = load_from_peers(outputs + split * T::heads * 256 + 32 * j);
     const SplitWeights splits(params.call, stats, sink_of(params.call, at.first_head + head));
-    float weights[2];
 #pragma unroll
     for (int j = 0; j < 2; ++j)
-        weights[j] = splits.weight(j, value_factor_of_split<T>(params.call, columns, lane + 8 * j));
-    float2 sums[kBlocks] = {};
-#pragma unroll
-    for (int split = 0; split < kSplits; ++split) {
-        const float weight = __shfl_sync(all_lanes, weights[split / 8], split % 8);
-        if (!columns.has_split(split)) continue;
-#pragma unroll
-        for (int j = 0; j < kBlocks; ++j) {
-            sums[j].x += weight * parts[split][j].x;
-            sums[j].y += weight * parts[split][j].y;
-        }
-    }
-    const std::int64_t element =
-        at.row * params.call.out_row_stride + (at.first_head + head) * params.call.out_head_stride + dim;
-    store_all(params.call, [&]<bool kPairs>() {
-#pragma unroll
-        for (int j = 0; j < kBlocks; ++j) store_pair<kPairs>(params.call, true, element + 64 * j, sums[j].x, sums[j].y);
-    });
-    if (at.lane == 0 && block == 0) write_lse(params.call, at.row, at.first_head + head, splits.max, splits.sum);
+        if (columns.has_split(lane + 8 * j))
+            store_shared(at.weight(lane + 8 * j, head),
+                         splits.weight(j, value_factor_of_split<T>(params.call, columns, lane + 8 * j)));
+    if (writes_lse && lane == 0 && at.lane / lanes < T::heads_of_warp && at.first_head + head < params.call.heads)
+        write_lse(params.call, at.row, at.first_head + head, splits.max, splits.sum);
 }
 
-/// This CTA has ended one of the row's splits: once all are there, its share of the heads.
+/// This CTA has ended one of the row's splits: once all are there, its items of the merge, in split order. `stays`:
+/// those of its own split are in shared memory; the others come to where the records were. Loops instead of straight
+/// code: it runs once, and instructions come from far.
 template <class T>
-__device__ void merge_share(const Params& params, const Place<T>& at, const Columns& columns) {
-    const RowPartials<T> row(params, at);
-    const auto count = static_cast<std::uint32_t>(columns.num_splits());
-    const int shares = columns.num_splits();
-    const int share = __popc(columns.split_mask & ((1U << at.split) - 1));
-    const int heads = min(T::heads, params.call.heads - at.first_head);
-    wait_for_flag(row.arrivals, count, at.lane);
-    const auto merge = [&]<int kBlocks, int kSplits>() {
-        constexpr int jobs = 512 / 64 / kBlocks;  // of a head
-        for (int job = share + at.warp * shares; job < heads * jobs; job += multiplying_warps * shares)
-            merge_blocks<T, kBlocks, kSplits>(params, at, columns, job / jobs, job % jobs * kBlocks);
-    };
-    if (params.call.splits <= 4)
-        merge.template operator()<8, 4>();
-    else if (params.call.splits <= 8)
-        merge.template operator()<4, 8>();
-    else
-        merge.template operator()<2, 16>();
-    sync_multipliers();  // all have seen the flag
-    // Every split arrives once more; the last of them leaves the counter as it was.
-    if (threadIdx.x == 0 && add_to_flag(row.arrivals) == 2 * count - 1) *row.arrivals = 0;
+__device__ void merge_items(const Params& params, const Place<T>& at, const Columns& columns, bool stays) {
+    using Row = RowPartials<T>;
+    const Row row(params, at);
+    const int splits = columns.num_splits();
+    const int begin = __popc(columns.split_mask & ((1U << at.split) - 1));
+    wait_for_flag(row.arrivals, static_cast<std::uint32_t>(splits), at.lane);
+    // As many items at a time as there is room for.
+    const int room = params.call.stages * (T::stage_bytes / (multiplying_warps * item_bytes));
+    const int step = room / splits * splits;
+    const SharedAddress inbox = at.stages + at.warp * room * item_bytes + at.lane * 16;
+    SharedAddress own = own_items(at);
+    const Destination<T> to(params.call, at);
+#pragma unroll 1
+    for (int first = begin; first < Row::items || first == begin; first += step) {
+        const int end = min(first + step, Row::items);
+        SharedAddress place = inbox;
+#pragma unroll 1
+        for (int i = first; i < end; i += splits)
+#pragma unroll 1
+            for (std::uint32_t rest = columns.split_mask; rest != 0; rest &= rest - 1) {
+                const int split = __ffs(static_cast<int>(rest)) - 1;
+                if (!stays || split != at.split) copy_16_async(place, row.item(split, i), false);
+                place += item_bytes;
+            }
+        if (first == begin) {
+            weigh_splits(params, at, columns, begin == 0);
+            sync_multipliers();  // also: all have seen the flag
+            // Every split arrives once more; the last of them leaves the counter as it was.
+            if (threadIdx.x == 0 && add_to_flag_relaxed(row.arrivals) == 2U * splits - 1) *row.arrivals = 0;
+        }
+        wait_for_copies();
+        place = inbox;
+#pragma unroll 1
+        for (int i = first; i < end; i += splits) {
+            float4 sum = {0, 0, 0, 0};
+            const SharedAddress weights = at.weight(0, i % T::quads * 8 + 2 * (at.lane % 4));
+#pragma unroll 2
+            for (std::uint32_t rest = columns.split_mask; rest != 0; rest &= rest - 1) {
+                const int split = __ffs(static_cast<int>(rest)) - 1;
+                const float4 part = load_shared<float4>(stays && split == at.split ? own : place);
+                const float2 weight = load_shared<float2>(weights + split * (T::heads * 4));
+                place += item_bytes;
+                sum.x += weight.x * part.x;
+                sum.y += weight.y * part.y;
+                sum.z += weight.x * part.z;
+                sum.w += weight.y * part.w;
+            }
+            own += item_bytes;
+            store_all(params.call, [&]<bool kPairs>() {
+                store_quad<kPairs>(params.call, to, at.unit(i / T::quads), i % T::quads, sum);
+            });
+        }
+    }
 }
 
 }  // namespace sparsemla::detail::balanced

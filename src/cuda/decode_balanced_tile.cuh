@@ -23,19 +23,11 @@ struct alignas(16) Piece {
     __device__ bool ends_split() const { return end == length; }
 };
 
-/// A chunk of a row, over all its tiles and splits.
-struct RowPlace {
-    int row, chunk;
-    int first_active, second_active;  ///< as in Piece
-};
-
-/// The chunks of a CTA.
+/// The chunks of a CTA, from and to which split: `ends` are what is behind the first chunk and behind the last one, up
+/// to the end of their splits.
 struct Share {
+    Piece ends[2];
     int chunks;
-    int whole_chunks;       ///< of splits that lie in this CTA alone
-    bool has_lead;          ///< the last split is the next CTA's to end: `lead` is what this CTA has of it
-    bool first_comes_last;  ///< `first` is not one of those splits
-    Piece first, lead;
 };
 
 /// Shared memory that is small.
@@ -45,9 +37,9 @@ struct BalancedShared {
     std::uint64_t empty[max_stages];     ///< nobody reads the stage any more
     std::uint64_t piece_full[queries];   ///< a piece and its query as halves are there
     std::uint64_t piece_empty[queries];  ///< nobody reads them any more
+    std::uint64_t handed_over;           ///< this CTA's sums of a split that the next one ends are in memory
     Piece pieces[queries];
     int sums[threads / 32], largest[threads / 32];  ///< of each warp, while the CTA's chunks are found
-    RowPlace first, last;                           ///< of the CTA's chunks
     Share share;
     std::uint8_t present[max_stages][chunk_keys];  ///< of the stage's chunk: 1 where the column names a record
     float weight[max_splits][kHeads];  ///< what a row's sums are worth in the output, where one split has them all
@@ -58,6 +50,7 @@ struct BalancedShared {
 template <int kHeads, int kDqk, Half kQuery, bool kTwoSources>
 struct BalancedTile : Tile<kHeads, kDqk, kQuery, kTwoSources, 0> {
     static constexpr int queries = balanced::queries;
+    static constexpr bool units_take_turns = false;  // a warp merges what it holds: the same units of every split
     static constexpr balanced::SharedLayout layout = balanced::shared_layout(kHeads, kDqk, 1);
     using Small = BalancedShared<kHeads>;
     static_assert(sizeof(Small) <= balanced::small_shared_bytes(kHeads));
@@ -72,6 +65,10 @@ __device__ SharedAddress piece_full(const Place<T>& at, int i) {
 template <class T>
 __device__ SharedAddress piece_empty(const Place<T>& at, int i) {
     return at.base + offsetof(typename T::Small, piece_empty) + i * 8;
+}
+template <class T>
+__device__ SharedAddress handed_over(const Place<T>& at) {
+    return at.base + offsetof(typename T::Small, handed_over);
 }
 template <class T>
 __device__ BalancedShared<T::heads>& small_shared(unsigned char* shared) {

@@ -43,116 +43,70 @@ __device__ int length_of_split(const Params& params, const RowColumns& columns, 
     return length;
 }
 
-/// From a chunk of a row on to the end of its split.
+/// The place of chunk number `chunk` of a row over its tiles and splits, as a piece from there to the end of its split.
 template <class T>
-__device__ Piece piece_from(const Params& params, const RowPlace& place) {
-    const RowColumns columns = {place.first_active, place.second_active};
+__device__ Piece piece_from(const Params& params, int row, const RowColumns& columns, int chunk) {
     Piece piece;
-    piece.row = place.row;
-    piece.tile = place.chunk / columns.chunks();
+    piece.row = row;
     piece.first_active = columns.first;
     piece.second_active = columns.second;
-    int rest = place.chunk - piece.tile * columns.chunks();
-    piece.split = 0;
-    while (rest >= (piece.length = length_of_split<T>(params, columns, piece.split))) {
-        rest -= piece.length;
-        ++piece.split;
-    }
-    piece.begin = rest;
+    const int chunks = columns.chunks();
+    for (piece.tile = 0; chunk >= chunks; ++piece.tile) chunk -= chunks;
+    for (piece.split = 0; chunk >= (piece.length = length_of_split<T>(params, columns, piece.split)); ++piece.split)
+        chunk -= piece.length;
+    piece.begin = chunk;
     piece.end = piece.length;
     return piece;
-}
-
-/// A CTA's pieces, from its first chunk, its last one, and how many it has.
-template <class T>
-__device__ Share share_of(const Params& params, const RowPlace& first, const RowPlace& last, int chunks) {
-    Share share{};
-    share.chunks = share.whole_chunks = chunks;
-    share.first = piece_from<T>(params, first);
-    Piece end = piece_from<T>(params, last);
-    end.end = end.begin + 1;
-    if (share.first.row == end.row && share.first.tile == end.tile && share.first.split == end.split) {
-        share.first.end = end.end;
-        share.whole_chunks = 0;
-        share.first_comes_last = true;
-        return share;
-    }
-    if (!end.ends_split()) {
-        share.lead = end;
-        share.lead.begin = 0;
-        share.has_lead = true;
-        share.whole_chunks -= share.lead.end;
-    }
-    share.first_comes_last = share.first.goes_on();
-    if (share.first_comes_last) share.whole_chunks -= share.first.end - share.first.begin;
-    return share;
 }
 
 /// This CTA's part of the line, to shared.share. By all threads of the CTA.
 template <class T>
 __device__ void find_share(const Params& params, const Place<T>& at, BalancedShared<T::heads>& shared) {
     constexpr int warps = threads / 32;
-    struct Rows {
-        RowColumns columns;  ///< of this thread's row
-        int chunks;          ///< of it, over all tiles
-        int before;          ///< of the rows before it
-    };
-    int longest = 0;
-    std::int64_t total = 0;
-    const auto add_rows = [&](int first_row) {
-        const int row = first_row + static_cast<int>(threadIdx.x);
-        const RowColumns columns = row < params.rows ? columns_of<T>(params, row) : RowColumns{0, 0};
-        Rows rows = {columns, columns.chunks() * params.tiles, 0};
-        const int inclusive = warp_prefix_sum(rows.chunks, at.lane);
+    RowColumns columns;  // of this thread's row
+    int chunks, before;  // of that row over all tiles, and of the rows before it
+    int total = 0, longest = 0;
+    const auto add_rows = [&](int row) {
+        columns = row < params.rows ? columns_of<T>(params, row) : RowColumns{0, 0};
+        chunks = columns.chunks() * params.tiles;
+        const int inclusive = warp_prefix_sum(chunks, at.lane);
         const int of_warp = __reduce_max_sync(all_lanes, columns.longest_split(params));
         if (at.lane == 31) {
             shared.sums[at.warp] = inclusive;
             shared.largest[at.warp] = of_warp;
         }
         __syncthreads();
-        int sum = 0;
-        for (int warp = 0; warp < warps; ++warp) {
-            if (warp == at.warp) rows.before = sum + inclusive - rows.chunks;
-            sum += shared.sums[warp];
-            longest = max(longest, shared.largest[warp]);
-        }
-        __syncthreads();
-        rows.before += static_cast<int>(total);
-        total += sum;
-        return rows;
+        const int sums = warp_prefix_sum(at.lane < warps ? shared.sums[at.lane] : 0, at.lane);
+        before = total + inclusive - chunks + __shfl_sync(all_lanes, sums, max(at.warp - 1, 0)) * (at.warp > 0);
+        total += __shfl_sync(all_lanes, sums, 31);
+        longest = max(longest, __reduce_max_sync(all_lanes, at.lane < warps ? shared.largest[at.lane] : 0));
     };
-    Rows rows{};
-    for (int row = 0; row < params.rows; row += threads) rows = add_rows(row);
-    const std::int64_t ctas = gridDim.x;
-    const std::int64_t chunks = max((total + ctas - 1) / ctas, std::int64_t{longest});
-    const std::int64_t begin = min(total, blockIdx.x * chunks), end = min(total, begin + chunks);
-    if (begin == end) {
-        if (threadIdx.x == 0) shared.share = {};
-        __syncthreads();
-        return;
+    const int thread = static_cast<int>(threadIdx.x);
+#pragma unroll 1
+    for (int row = 0; row < params.rows; row += threads) {
+        if (row > 0) __syncthreads();
+        add_rows(row + thread);
     }
-    const auto publish = [&](int first_row) {
-        const int row = first_row + static_cast<int>(threadIdx.x);
-        const auto holds = [&](std::int64_t chunk) {
-            return chunk >= rows.before && chunk < rows.before + rows.chunks;
-        };
-        const auto place = [&](std::int64_t chunk) {
-            return RowPlace{row, static_cast<int>(chunk - rows.before), rows.columns.first, rows.columns.second};
-        };
-        if (holds(begin)) shared.first = place(begin);
-        if (holds(end - 1)) shared.last = place(end - 1);
-    };
-    if (params.rows <= threads) {
-        publish(0);
-    } else {
-        total = 0;
-        for (int row = 0; row < params.rows; row += threads) {
-            rows = add_rows(row);
-            publish(row);
+    const auto ctas = static_cast<int>(gridDim.x);
+    const int even = ctas == 1 ? total : __umulhi(total + ctas - 1, params.cta_multiplier) >> params.cta_shift;
+    const int of_cta = max(even, longest);
+    const int begin = min(total, static_cast<int>(blockIdx.x) * of_cta), end = min(total, begin + of_cta);
+    if (thread == 0) shared.share.chunks = end - begin;
+    const bool again = params.rows > threads;  // this thread's row is of the last round
+    if (again) total = 0;
+#pragma unroll 1
+    for (int row = 0; row < params.rows; row += threads) {
+        if (again) {
+            __syncthreads();
+            add_rows(row + thread);
+        }
+#pragma unroll 1
+        for (int i = 0; i < 2; ++i) {
+            const int chunk = i == 0 ? begin : end - 1;
+            if (begin < end && chunk >= before && chunk < before + chunks)
+                shared.share.ends[i] = piece_from<T>(params, row + thread, columns, chunk - before);
         }
     }
-    __syncthreads();
-    if (threadIdx.x == 0) shared.share = share_of<T>(params, shared.first, shared.last, static_cast<int>(end - begin));
     __syncthreads();
 }
 
@@ -162,18 +116,27 @@ template <class T>
 class Walk {
    public:
     __device__ Walk(const Params& params, const Share& share)
-        : params_(params),
-          share_(share),
-          next_(share.first),
-          left_(share.whole_chunks),
-          lead_is_next_(share.has_lead),
-          first_is_left_(share.first_comes_last),
-          fresh_(!share.first_comes_last) {}
+        : params_(params), share_(share), next_(share.ends[0]), left_(share.chunks) {
+        if (left_ == 0) return;
+        const Piece& last = share.ends[1];
+        if (next_.row == last.row && next_.tile == last.tile && next_.split == last.split) {
+            first_is_left_ = is_alone_ = true;
+            left_ = 0;
+            return;
+        }
+        lead_is_next_ = last.begin + 1 < last.length;
+        if (lead_is_next_) left_ -= last.begin + 1;
+        first_is_left_ = next_.goes_on();
+        if (first_is_left_) left_ -= next_.end - next_.begin;
+        fresh_ = !first_is_left_;
+    }
 
     __device__ bool next(Piece& piece) {
         if (lead_is_next_) {
             lead_is_next_ = false;
-            piece = share_.lead;
+            piece = share_.ends[1];
+            piece.end = piece.begin + 1;
+            piece.begin = 0;
             return true;
         }
         if (left_ > 0) {
@@ -185,7 +148,8 @@ class Walk {
         }
         if (!first_is_left_) return false;
         first_is_left_ = false;
-        piece = share_.first;
+        piece = share_.ends[0];
+        if (is_alone_) piece.end = share_.ends[1].begin + 1;
         return true;
     }
 
@@ -212,9 +176,9 @@ class Walk {
 
     const Params& params_;
     const Share& share_;  ///< in shared memory
-    Piece next_;          ///< or the last one, of those that lie in this CTA alone
+    Piece next_;          ///< or the last one, of the splits that lie in this CTA alone
     int left_;            ///< chunks of those
-    bool lead_is_next_, first_is_left_, fresh_;
+    bool lead_is_next_ = false, first_is_left_ = false, fresh_ = false, is_alone_ = false;
 };
 
 }  // namespace sparsemla::detail::balanced

@@ -1,7 +1,6 @@
 // From a checked call to decode_latency's parameters and its launch.
 #include "cuda/decode_latency_launch.h"
 
-#include <bit>
 #include <limits>
 
 #include "cuda/launch.h"
@@ -26,18 +25,6 @@ Variant variant_of(const Plan& plan) {
             .two_sources = plan.problem.sources.size() == 2,
             .fixed_splits = fixed ? plan.schedule.splits : 0};
 }
-
-/// page_multiplier and page_shift for slots below 2^31 (Granlund and Montgomery: 2^(31 + s) / d rounded up, s = log2 d
-/// rounded up).
-struct Divider {
-    explicit Divider(std::int64_t divisor) {
-        const int log2 = std::bit_width(static_cast<std::uint64_t>(divisor - 1));
-        multiplier = static_cast<std::uint32_t>(((std::uint64_t{1} << (31 + log2)) + divisor - 1) / divisor);
-        shift = log2 - 1;
-    }
-    std::uint32_t multiplier;
-    int shift;
-};
 
 SourceView view_of(const SourceParams& source, const DecodeParams& call) {
     const CacheView& cache = source.cache;

@@ -42,6 +42,7 @@ struct Tile {
     static constexpr bool two_sources = kTwoSources;
     static constexpr int heads = kHeads;
     static constexpr int units_of_warp = units / multiplying_warps;
+    static constexpr bool units_take_turns = true;
     static constexpr int d_qk = kDqk;
     static constexpr Half query_half = kQuery;
     static constexpr int pitch = record_pitch(kDqk);
@@ -83,10 +84,11 @@ struct Place {
     __device__ int cta(int of_split) const { return of_split + tile * splits; }
     __device__ int warpgroup() const { return warp / 4; }
     __device__ int warp_of_group() const { return warp % 4; }
-    /// The unit of the output that this warp holds in its i-th wgmma. CTAs take turns, so that they do not all send to
-    /// the same peers at the same time.
+    /// The unit of the output that this warp holds in its i-th wgmma. CTAs of a cluster take turns, so that they do not
+    /// all send to the same peers at the same time.
     __device__ int unit(int i) const {
-        return warpgroup() * 4 * T::units_of_warp + 4 * ((i + split) % T::units_of_warp) + warp_of_group();
+        const int turn = T::units_take_turns ? (i + split) % T::units_of_warp : i;
+        return warpgroup() * 4 * T::units_of_warp + 4 * turn + warp_of_group();
     }
 
     __device__ SharedAddress stats_barrier() const { return base + offsetof(typename T::Small, stats_barrier); }

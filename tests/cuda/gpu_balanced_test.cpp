@@ -29,13 +29,14 @@ void expect_bits_of_latency(Step& step, const PlanOptions& schedule, const std::
     PlanOptions latency = schedule;
     latency.kernel = "decode_latency";
     const Result expected = step.run(step.plan(latency));
+    const int splits = schedule.splits.value_or(1);
     expect_oracle(step, expected);
     for (const int tile : {16, 32})
         for (const int sms : grids) {
             PlanOptions options = schedule;
             options.tile_heads = tile;
             options.gather = sms % 2 == 0 ? Gather::bulk : Gather::copies;
-            options.stages = 1 + sms % 3;
+            options.stages = splits > 8 ? 2 + sms % 2 : 1 + sms % 3;
             options.trigger = sms % 3 == 0 ? Trigger::start : sms % 3 == 1 ? Trigger::loaded : Trigger::end;
             const Plan plan = plan_for(step, sms, options);
             DeviceCall call = step.place(plan);

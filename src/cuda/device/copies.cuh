@@ -17,6 +17,9 @@ __device__ inline void copy_16_async(SharedAddress to, const void* from, bool ab
         : "memory");
 }
 
+// All of this thread's copy_16_async have come; other threads need a barrier besides.
+__device__ inline void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
 // A run of bytes (a multiple of 16, both ends 16-byte aligned) from global memory; its bytes count at `barrier`.
 __device__ inline void copy_bulk_async(SharedAddress to, const void* from, std::uint32_t bytes, SharedAddress barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),

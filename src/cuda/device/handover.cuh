@@ -17,6 +17,13 @@ __device__ inline std::uint32_t add_to_flag(std::uint32_t* flag) {
     return before;
 }
 
+// The same where nothing but the number matters.
+__device__ inline std::uint32_t add_to_flag_relaxed(std::uint32_t* flag) {
+    std::uint32_t before;
+    asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(flag) : "memory");
+    return before;
+}
+
 // Until the flag is at least `value`. For a whole warp: one lane looks.
 __device__ inline void wait_for_flag(const std::uint32_t* flag, std::uint32_t value, int lane) {
     if (lane == 0) {
