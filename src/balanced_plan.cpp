@@ -142,8 +142,10 @@ void prepare(const Plan& plan, Memory state, Stream stream) { prepare_balanced(p
 
 BalancedShape balanced_launch(const Plan& plan) {
     const int heads = plan.tiling->heads;
-    return {.ctas = ctas_of(plan.problem, plan.device, heads, plan.schedule.splits),
+    const int ctas = ctas_of(plan.problem, plan.device, heads, plan.schedule.splits);
+    return {.ctas = ctas,
             .tiles = tiles_of(plan.problem, heads),
+            .one_split_each = tiles_of_rows(plan.problem, heads) * plan.schedule.splits == ctas,
             .shared_bytes = shared_layout(heads, static_cast<int>(d_qk(plan.problem)), plan.tiling->stages).bytes};
 }
 

@@ -11,7 +11,8 @@ namespace sparsemla::detail {
 /// One grid for any number of rows.
 struct BalancedShape {
     int ctas = 0;
-    int tiles = 0;  ///< of heads
+    int tiles = 0;                ///< of heads
+    bool one_split_each = false;  ///< a CTA for every split of the plan's rows and tiles
     std::size_t shared_bytes = 0;
 };
 

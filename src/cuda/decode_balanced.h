@@ -10,6 +10,7 @@ struct Params {
     std::int32_t rows;
     std::int32_t tiles;  ///< of heads, of a row
 
+    bool one_split_each;           ///< as many CTAs as splits of all rows and tiles
     std::uint32_t cta_multiplier;  ///< n / CTAs, as Params::split_multiplier of decode_latency
     std::int32_t cta_shift;
 

@@ -28,6 +28,7 @@ Params params_of(const DecodeParams& call, const BalancedShape& shape) {
     return {.call = latency::params_of(call),
             .rows = static_cast<std::int32_t>(call.rows),
             .tiles = shape.tiles,
+            .one_split_each = shape.one_split_each,
             .cta_multiplier = ctas.multiplier,
             .cta_shift = ctas.shift,
             .handovers = call.workspace,

@@ -59,9 +59,33 @@ __device__ Piece piece_from(const Params& params, int row, const RowColumns& col
     return piece;
 }
 
+/// Where there is a CTA for every split of every row and tile: it has that one.
+template <class T>
+__device__ void take_one_split(const Params& params, BalancedShared<T::heads>& shared) {
+    if (threadIdx.x == 0) {
+        Piece piece{};
+        const int tile = divide_by_splits(params, static_cast<int>(blockIdx.x));
+        piece.split = static_cast<int>(blockIdx.x) - tile * params.call.splits;
+        piece.row = tile / params.tiles;
+        piece.tile = tile - piece.row * params.tiles;
+        if (piece.row < params.rows) {
+            const RowColumns columns = columns_of<T>(params, piece.row);
+            piece.first_active = columns.first;
+            piece.second_active = columns.second;
+            piece.length = piece.end = length_of_split<T>(params, columns, piece.split);
+        }
+        shared.share.chunks = piece.length;
+        shared.share.ends[0] = piece;
+        piece.begin = max(piece.end - 1, 0);
+        shared.share.ends[1] = piece;
+    }
+    __syncthreads();
+}
+
 /// This CTA's part of the line, to shared.share. By all threads of the CTA.
 template <class T>
 __device__ void find_share(const Params& params, const Place<T>& at, BalancedShared<T::heads>& shared) {
+    if (params.one_split_each) return take_one_split<T>(params, shared);
     constexpr int warps = threads / 32;
     RowColumns columns;  // of this thread's row
     int chunks, before;  // of that row over all tiles, and of the rows before it
