@@ -59,29 +59,28 @@ void add_series(std::vector<LatencyShape>& list, const std::string& series, cons
 }
 
 bool same_layout(const Plan& a, const Plan& b) {
-    return a.schedule.splits == b.schedule.splits && a.tiling == b.tiling;
+    return a.schedule.kernel == b.schedule.kernel && a.schedule.splits == b.schedule.splits && a.tiling == b.tiling;
 }
 
-/// Both sides of every change of layout up to the most rows that run in one wave, and that number - 1, 0, + 1.
+/// The most rows of which each has a CTA of its own for every tile of heads.
+std::int64_t one_wave(const DeviceSpec& device, std::int64_t heads) {
+    constexpr std::int64_t smallest_tile = 16, largest_tile = 32;
+    return device.sms / (heads <= smallest_tile ? 1 : (heads + largest_tile - 1) / largest_tile);
+}
+
+/// Both sides of every change of layout up to one wave of rows, and that number - 1, 0, + 1.
 std::set<std::int64_t> rows_around_boundaries(const DeviceSpec& device, const PlanOptions& options,
                                               std::int64_t heads) {
-    const auto plan_of = [&](std::int64_t rows) {
-        return make_plan(flat(heads, rows, 2048).problem(device.device), device, options);
-    };
-    std::vector<Plan> plans;  // of 1, 2, ... rows
-    std::int64_t one_wave = 0;
-    const std::int64_t most_rows = 2 * std::int64_t{device.sms} + 2;
-    if (!supports(flat(heads, 1, 2048).problem(device.device), device, options)) return {};
-    for (std::int64_t rows = 1; rows <= most_rows; ++rows) {
-        plans.push_back(plan_of(rows));
-        if (waves(plans.back()) == 1) one_wave = rows;
+    const auto problem_of = [&](std::int64_t rows) { return flat(heads, rows, 2048).problem(device.device); };
+    const std::int64_t limit = one_wave(device, heads);
+    if (limit < 1 || !supports(problem_of(1), device, options)) return {};
+    std::set<std::int64_t> rows_to_time = {std::max<std::int64_t>(limit - 1, 1), limit, limit + 1};
+    Plan before = make_plan(problem_of(1), device, options);
+    for (std::int64_t rows = 1; rows < limit; ++rows) {
+        Plan next = make_plan(problem_of(rows + 1), device, options);
+        if (!same_layout(before, next)) rows_to_time.insert({rows, rows + 1});
+        before = std::move(next);
     }
-    std::set<std::int64_t> rows_to_time;
-    for (std::int64_t rows = 1; rows <= one_wave && rows < most_rows; ++rows)
-        if (!same_layout(plans[static_cast<std::size_t>(rows - 1)], plans[static_cast<std::size_t>(rows)]))
-            rows_to_time.insert({rows, rows + 1});
-    for (const std::int64_t rows : {one_wave - 1, one_wave, one_wave + 1})
-        if (one_wave > 0 && rows > 0) rows_to_time.insert(rows);
     return rows_to_time;
 }
 
@@ -113,6 +112,7 @@ std::string label(const ChainShape& shape) {
 
 std::int64_t waves(const Plan& plan) {
     if (!plan.tiling) return 0;
+    if (plan.schedule.kernel == "decode_balanced") return 1;
     const auto up = [](std::int64_t whole, std::int64_t part) { return (whole + part - 1) / part; };
     const std::int64_t clusters =
         plan.problem.rows * up(up(plan.problem.heads, plan.tiling->heads), plan.tiling->cluster_tiles);

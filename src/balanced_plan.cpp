@@ -21,6 +21,8 @@ using latency::max_stages;
 /// Of a batch: their numbers stay in 32 bits.
 constexpr std::int64_t max_chunks = std::int64_t{1} << 30;
 
+constexpr std::string_view measured_gpu = "NVIDIA H200";  ///< DeviceSpec::name
+
 struct Layout {
     int splits = 1;
     int heads = head_tiles[0];
@@ -59,23 +61,32 @@ std::optional<std::string> refuse_layout(const Problem& problem, const DeviceSpe
     return std::nullopt;
 }
 
-/// Microseconds that a layout is expected to take for full rows of so many chunks: rounded from what an H200 took
-/// (docs/performance.md).
+/// Microseconds that a layout is expected to take for full rows of so many chunks: fitted to what an H200 took
+/// (docs/performance.md, "decode_balanced").
 double expected_us(const Problem& problem, const DeviceSpec& device, const Layout& layout, std::int64_t chunks) {
     struct Cost {
         int heads;
-        double ends_us, chunk_us, piece_us, handover_us, merge_us;
+        double ends_us;   ///< all that is not counted below
+        double chunk_us;  ///< of a CTA alone
+        double busy_us;   ///< more, where every SM has one
     };
-    constexpr std::array<Cost, 2> costs = {{{16, 4.0, 1.5, 0.3, 1.5, 2.0}, {32, 4.5, 1.65, 0.3, 2.0, 3.5}}};
+    constexpr std::array<Cost, 2> costs = {{{16, 3.6, 1.38, 0.25}, {32, 4.2, 1.8, 0.0}}};
+    constexpr double share_us = 0.9;                            // to find the CTA's chunks
+    constexpr double cut_us = 3.0, cut_and_merge_us = 7.0;      // where splits lie in two CTAs
+    constexpr double merge_us = 4.2, merge_of_split_us = 0.12;  // where rows have several splits
     const Cost& cost = *std::ranges::find(costs, layout.heads, &Cost::heads);
     const std::int64_t ctas = ctas_of(problem, device, layout.heads, layout.splits);
-    const std::int64_t all = tiles_of_rows(problem, layout.heads) * chunks;
+    const std::int64_t tiles = tiles_of_rows(problem, layout.heads);
     const std::int64_t longest = (chunks + layout.splits - 1) / layout.splits;
-    const std::int64_t of_cta = std::max((all + ctas - 1) / ctas, longest);
-    const bool cuts = of_cta % longest != 0;
-    const auto pieces = static_cast<double>((of_cta + longest - 1) / longest + (cuts ? 1 : 0));
-    return cost.ends_us + static_cast<double>(of_cta) * cost.chunk_us + pieces * cost.piece_us +
-           (cuts ? cost.handover_us : 0) + (layout.splits > 1 ? cost.merge_us : 0);
+    const bool one_each = tiles * layout.splits == ctas;
+    const std::int64_t of_cta = one_each ? longest : std::max((tiles * chunks + ctas - 1) / ctas, longest);
+    const double busy = static_cast<double>(ctas) / std::max(device.sms, 1);
+    double us = cost.ends_us + static_cast<double>(of_cta) * (cost.chunk_us + busy * cost.busy_us);
+    if (!one_each) us += share_us;
+    if (!one_each && (of_cta % longest != 0 || chunks % layout.splits != 0))
+        us += layout.splits == 1 ? cut_us : cut_and_merge_us;
+    if (layout.splits > 1) us += merge_us + merge_of_split_us * layout.splits;
+    return us;
 }
 
 struct Choice {
@@ -133,6 +144,8 @@ KernelPlan plan(const Problem& problem, const DeviceSpec& device, const PlanOpti
     result.workspace_bytes = workspace_layout(layout.heads, layout.splits, tiles, ctas).bytes;
     result.state_bytes = state_bytes(tiles, ctas);
     result.expected_us = choice.us;
+    if (device.name != measured_gpu)
+        result.note = "expected as on " + std::string(measured_gpu) + ": not measured on this GPU";
     return result;
 }
 

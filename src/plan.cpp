@@ -2,6 +2,8 @@
 #include "sparsemla/decode.h"
 
 #include <algorithm>
+#include <array>
+#include <cstdio>
 
 #include "check.h"
 #include "kernels.h"
@@ -105,31 +107,61 @@ std::optional<std::string> cannot_run(const Kernel& kernel, const Problem& probl
 
 struct Choice {
     const Kernel* kernel = nullptr;
-    std::string reason;
+    detail::KernelPlan plan;
     std::vector<Refusal> declined;
 };
 
+std::string microseconds(double us) {
+    std::array<char, 32> text{};
+    std::snprintf(text.data(), text.size(), "%.1f us", us);
+    return text.data();
+}
+
+/// Why a kernel is left for another one.
+std::string left_for(const Kernel& better, double better_us, double us) {
+    if (us <= 0 || better_us <= 0) return "takes the problem, but comes after " + std::string(better.name);
+    return "takes the problem, but is expected to take " + microseconds(us) + ", " + std::string(better.name) + " " +
+           microseconds(better_us);
+}
+
+/// Of the kernels that take the problem the one that expects the least time, or where none expects anything the first.
 Choice choose(const Problem& problem, const DeviceSpec& device, const PlanOptions& options) {
     const Kernel* forced = options.kernel.empty() ? nullptr : find_kernel(options.kernel);
     Choice choice;
+    const auto decline = [&](const Kernel& kernel, const std::string& reason) {
+        choice.declined.push_back({std::string(kernel.name), reason});
+    };
     for (const Kernel* kernel : detail::kernels()) {
         std::optional<std::string> reason = cannot_run(*kernel, problem, device, options);
         if (!reason && forced != nullptr && kernel != forced)
             reason = "takes the problem, but another kernel was named";
         if (!reason && forced == nullptr && kernel->on_request_only)
             reason = "takes the problem, but runs only when named (" + std::string(kernel->summary) + ")";
-        if (!reason && choice.kernel != nullptr)
-            reason = "takes the problem, but comes after " + std::string(choice.kernel->name);
         if (reason) {
-            choice.declined.push_back({std::string(kernel->name), *reason});
+            decline(*kernel, *reason);
             continue;
         }
+        detail::KernelPlan plan = kernel->plan(problem, device, options);
+        if (choice.kernel != nullptr) {
+            const double us = plan.expected_us, best_us = choice.plan.expected_us;
+            if (us <= 0 || us >= best_us) {
+                decline(*kernel, left_for(*choice.kernel, best_us, us));
+                continue;
+            }
+            decline(*choice.kernel, left_for(*kernel, us, best_us));
+        }
         choice.kernel = kernel;
-        choice.reason =
-            (forced != nullptr ? "named by the caller: " : "first in the order of preference that takes it: ") +
-            std::string(kernel->summary);
+        choice.plan = std::move(plan);
     }
     return choice;
+}
+
+std::string reason_of(const Choice& choice, const PlanOptions& options) {
+    std::string reason = !options.kernel.empty()       ? "named by the caller: "
+                         : choice.plan.expected_us > 0 ? "expected to be the fastest that takes it: "
+                                                       : "first in the order of preference that takes it: ";
+    reason += choice.kernel->summary;
+    return choice.plan.note.empty() ? reason : reason + "; " + choice.plan.note;
 }
 
 /// "no kernel takes it: cpu: ...; reference: ..." or, for a forced kernel, its own reason.
@@ -173,16 +205,15 @@ Plan make_plan(const Problem& problem, const DeviceSpec& device, const PlanOptio
     if (choice.kernel == nullptr)
         throw Error(ErrorKind::unsupported, "problem", "one that a kernel of this build takes",
                     refusal_text(choice, options));
-    detail::KernelPlan kernel_plan = choice.kernel->plan(problem, device, options);
-    if (!kernel_plan.note.empty()) choice.reason += "; " + kernel_plan.note;
+    std::string reason = reason_of(choice, options);
     return {.problem = problem,
             .device = device,
-            .schedule = std::move(kernel_plan.schedule),
-            .tiling = kernel_plan.tiling,
-            .expected_us = kernel_plan.expected_us,
-            .workspace_bytes = kernel_plan.workspace_bytes,
-            .state_bytes = kernel_plan.state_bytes,
-            .reason = std::move(choice.reason),
+            .schedule = std::move(choice.plan.schedule),
+            .tiling = choice.plan.tiling,
+            .expected_us = choice.plan.expected_us,
+            .workspace_bytes = choice.plan.workspace_bytes,
+            .state_bytes = choice.plan.state_bytes,
+            .reason = std::move(reason),
             .declined = std::move(choice.declined),
             .kernel = choice.kernel};
 }

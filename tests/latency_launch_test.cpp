@@ -34,6 +34,22 @@ DeviceSpec h20() {
     return spec;
 }
 
+// decode_latency, also where another kernel is expected to be faster.
+PlanOptions latency_options(PlanOptions options) {
+    options.kernel = "decode_latency";
+    return options;
+}
+Plan latency_plan(const Problem& problem, const DeviceSpec& device, const PlanOptions& options = {}) {
+    return make_plan(problem, device, latency_options(options));
+}
+std::optional<std::string> latency_refusal(const Problem& problem, const DeviceSpec& device,
+                                           const PlanOptions& options = {}) {
+    return refusal(problem, device, latency_options(options));
+}
+bool latency_supports(const Problem& problem, const DeviceSpec& device, const PlanOptions& options = {}) {
+    return supports(problem, device, latency_options(options));
+}
+
 std::vector<DeviceSpec> devices() { return {h200(), h20()}; }
 
 Problem problem_of(std::int64_t rows, std::int64_t heads, const std::vector<std::int64_t>& widths,
@@ -133,7 +149,7 @@ TEST_F(LatencyLaunch, EveryProblemOfTheList) {
     for (const DeviceSpec& device : devices())
         for (const harness::NamedRecipe& named : harness::problems()) {
             SCOPED_TRACE(named.name + " on " + device.name);
-            const auto refused = refusal(problem_of(named.recipe, false), device);
+            const auto refused = latency_refusal(problem_of(named.recipe, false), device);
             const bool taken = std::ranges::all_of(named.recipe.sources, [](const harness::SourceRecipe& source) {
                 return source.record == Record::fp8_576 || source.record == Record::fp8_512;
             });
@@ -141,7 +157,7 @@ TEST_F(LatencyLaunch, EveryProblemOfTheList) {
             if (refused) {
                 EXPECT_NE(refused->find(".record must be fp8 of 576 or 512"), std::string::npos) << *refused;
             }
-            expect_launchable(make_plan(problem_of(named.recipe, true), device));
+            expect_launchable(latency_plan(problem_of(named.recipe, true), device));
             if (HasFailure()) return;
         }
 }
@@ -152,7 +168,7 @@ TEST_F(LatencyLaunch, EveryNumberOfHeadsWithManyRowsAndWidths) {
             for (const std::int64_t rows : {0, 1, 2, 3, 5, 8, 16, 33, 131, 132, 133, 660, 1000, 5000})
                 for (const std::int64_t width : {0, 1, 64, 65, 128, 640, 2048, 2049, 100'000}) {
                     const Record record = (heads + rows) % 2 == 0 ? Record::fp8_576 : Record::fp8_512;
-                    expect_launchable(make_plan(problem_of(rows, heads, {width}, record), device));
+                    expect_launchable(latency_plan(problem_of(rows, heads, {width}, record), device));
                     if (HasFailure()) return;
                 }
 }
@@ -160,7 +176,7 @@ TEST_F(LatencyLaunch, EveryNumberOfHeadsWithManyRowsAndWidths) {
 TEST_F(LatencyLaunch, EveryNumberOfRows) {
     for (const DeviceSpec& device : devices())
         for (std::int64_t rows = 0; rows <= 5000; ++rows) {
-            expect_launchable(make_plan(problem_of(rows, 1 + rows * 7 % 128, {128, 512}, Record::fp8_512), device));
+            expect_launchable(latency_plan(problem_of(rows, 1 + rows * 7 % 128, {128, 512}, Record::fp8_512), device));
             if (HasFailure()) return;
         }
 }
@@ -170,10 +186,10 @@ TEST_F(LatencyLaunch, APlanIsAFunctionOfItsInput) {
         for (const std::int64_t rows : {1, 5, 17, 1000})
             for (const std::int64_t heads : {1, 16, 96, 128}) {
                 const Problem problem = problem_of(rows, heads, {2048});
-                const Plan first = make_plan(problem, device);
+                const Plan first = latency_plan(problem, device);
                 const LaunchShape shape = detail::latency_launch(first, rows);
                 for (int repeat = 0; repeat < 3; ++repeat) {
-                    const Plan again = make_plan(problem, device);
+                    const Plan again = latency_plan(problem, device);
                     EXPECT_EQ(again.describe(), first.describe());
                     EXPECT_EQ(again.schedule, first.schedule);
                     EXPECT_EQ(*again.tiling, *first.tiling);
@@ -204,7 +220,7 @@ void expect_honoured(const Problem& problem, const DeviceSpec& device, const Pla
                               !bulk_fits(*options.tile_heads, *options.stages, static_cast<int>(d_qk(problem)));
     const bool weights_refused =
         *options.transport == Transport::weights && !latency::can_exchange_weights(*options.splits);
-    if (const auto refused = refusal(problem, device, options)) {
+    if (const auto refused = latency_refusal(problem, device, options)) {
         const auto says = [&](const char* what) { return refused->find(what) != std::string::npos; };
         if (shared_copies)
             EXPECT_TRUE(says("gather must be bulk with cluster_tiles above 1")) << *refused;
@@ -222,7 +238,7 @@ void expect_honoured(const Problem& problem, const DeviceSpec& device, const Pla
     EXPECT_FALSE(bulk_refused);
     EXPECT_FALSE(weights_refused);
     EXPECT_FALSE(shared_copies);
-    const Plan plan = make_plan(problem, device, options);
+    const Plan plan = latency_plan(problem, device, options);
     expect_launchable(plan);
     EXPECT_EQ(plan.schedule.splits, *options.splits);
     EXPECT_EQ(*plan.tiling, (Tiling{.heads = *options.tile_heads,
@@ -266,26 +282,29 @@ TEST_F(LatencyLaunch, ForcedTilingsAreHonouredOrRefusedByName) {
 // One of each at least: the test above would pass if everything were refused.
 TEST_F(LatencyLaunch, EveryTileTransportAndTriggerIsTakenSomewhere) {
     const Problem problem = problem_of(2, 64, {2048});
-    for (const int tile : latency::head_tiles) EXPECT_EQ(refusal(problem, h200(), {.tile_heads = tile}), std::nullopt);
+    for (const int tile : latency::head_tiles)
+        EXPECT_EQ(latency_refusal(problem, h200(), {.tile_heads = tile}), std::nullopt);
     for (int splits = 1; splits <= latency::max_splits; ++splits)
-        EXPECT_EQ(refusal(problem, h200(), {.splits = splits}), std::nullopt);
+        EXPECT_EQ(latency_refusal(problem, h200(), {.splits = splits}), std::nullopt);
     for (int stages = 1; stages <= latency::max_stages; ++stages)
-        EXPECT_EQ(refusal(problem, h200(), {.tile_heads = 16, .stages = stages}), std::nullopt);
+        EXPECT_EQ(latency_refusal(problem, h200(), {.tile_heads = 16, .stages = stages}), std::nullopt);
     for (const Transport transport : {Transport::stores, Transport::bulk, Transport::weights})
-        EXPECT_EQ(refusal(problem, h200(), {.splits = 4, .tile_heads = 16, .transport = transport}), std::nullopt);
-    EXPECT_EQ(refusal(problem, h200(), {.transport = Transport::weights}), std::nullopt);
+        EXPECT_EQ(latency_refusal(problem, h200(), {.splits = 4, .tile_heads = 16, .transport = transport}),
+                  std::nullopt);
+    EXPECT_EQ(latency_refusal(problem, h200(), {.transport = Transport::weights}), std::nullopt);
     for (const Gather gather : {Gather::copies, Gather::bulk})
-        EXPECT_EQ(refusal(problem, h200(), {.gather = gather}), std::nullopt);
+        EXPECT_EQ(latency_refusal(problem, h200(), {.gather = gather}), std::nullopt);
     for (const int tiles : {1, 2, 4})
-        EXPECT_EQ(refusal(problem, h200(), {.splits = 4, .tile_heads = 16, .cluster_tiles = tiles}), std::nullopt);
+        EXPECT_EQ(latency_refusal(problem, h200(), {.splits = 4, .tile_heads = 16, .cluster_tiles = tiles}),
+                  std::nullopt);
     for (const Trigger trigger : {Trigger::start, Trigger::loaded, Trigger::end})
-        EXPECT_EQ(refusal(problem, h200(), {.trigger = trigger}), std::nullopt);
+        EXPECT_EQ(latency_refusal(problem, h200(), {.trigger = trigger}), std::nullopt);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 void expect_refused(const Problem& problem, const DeviceSpec& device, const PlanOptions& options,
                     const std::string& text) {
-    const auto refused = refusal(problem, device, options);
+    const auto refused = latency_refusal(problem, device, options);
     ASSERT_TRUE(refused.has_value()) << text;
     EXPECT_NE(refused->find(text), std::string::npos) << *refused << "\n  instead of: " << text;
 }
@@ -293,14 +312,15 @@ void expect_refused(const Problem& problem, const DeviceSpec& device, const Plan
 // Long lists of which little is active: no CTA without a chunk of a usual row, and stages for the other rows.
 TEST_F(LatencyLaunch, PlansForTheUsualColumns) {
     const Problem problem = problem_of(5, 96, {2048});
-    const Plan plan = make_plan(problem, h200(), {.usual_columns = 256});
+    const Plan plan = latency_plan(problem, h200(), {.usual_columns = 256});
     EXPECT_LE(plan.schedule.splits, 4);
     EXPECT_EQ(plan.tiling->stages, 2);
-    EXPECT_LT(plan.expected_us, make_plan(problem, h200()).expected_us);
+    EXPECT_LT(plan.expected_us, latency_plan(problem, h200()).expected_us);
     expect_launchable(plan);
-    EXPECT_EQ(make_plan(problem, h200(), {.usual_columns = 1}).schedule.splits, 1);
+    EXPECT_EQ(latency_plan(problem, h200(), {.usual_columns = 1}).schedule.splits, 1);
     for (const std::int64_t all : {std::int64_t{2048}, std::int64_t{1} << 40})
-        EXPECT_EQ(make_plan(problem, h200(), {.usual_columns = all}).schedule, make_plan(problem, h200()).schedule);
+        EXPECT_EQ(latency_plan(problem, h200(), {.usual_columns = all}).schedule,
+                  latency_plan(problem, h200()).schedule);
     expect_refused(problem, h200(), {.usual_columns = 0}, "usual_columns must be at least 1, got 0");
 }
 
@@ -308,7 +328,8 @@ TEST_F(LatencyLaunch, PlansForTheUsualColumns) {
 TEST_F(LatencyLaunch, TransportOfASplitCount) {
     for (const int usual : {64, 128, 192, 257, 512, 513, 2048})
         for (int splits = 1; splits <= latency::max_splits; ++splits) {
-            const Plan plan = make_plan(problem_of(2, 16, {2048}), h200(), {.splits = splits, .usual_columns = usual});
+            const Plan plan =
+                latency_plan(problem_of(2, 16, {2048}), h200(), {.splits = splits, .usual_columns = usual});
             const bool weights = (splits == 2 || splits == 4 || splits == 8) && usual <= 64 * splits;
             EXPECT_EQ(plan.tiling->transport, weights ? Transport::weights : Transport::stores)
                 << splits << " splits, " << usual << " columns";
@@ -363,7 +384,7 @@ TEST_F(LatencyLaunch, RefusalsOfDevices) {
     expect_refused(good, none, {}, "splits * cluster_tiles must be a cluster size that the device can hold");
     // Clusters of one CTA are enough.
     none.resident_clusters[0] = 132;
-    expect_launchable(make_plan(good, none));
+    expect_launchable(latency_plan(good, none));
 }
 
 // Without room for the chosen layout, a smaller one.
@@ -373,12 +394,12 @@ TEST_F(LatencyLaunch, ShrinksToTheSharedMemory) {
         device.shared_memory_bytes = kib << 10;
         for (const std::int64_t heads : {16, 64, 128}) {
             const Problem problem = problem_of(4, heads, {2048});
-            if (supports(problem, device)) expect_launchable(make_plan(problem, device));
+            if (latency_supports(problem, device)) expect_launchable(latency_plan(problem, device));
         }
     }
     DeviceSpec device = h200();
     device.shared_memory_bytes = 100 << 10;
-    EXPECT_TRUE(supports(problem_of(4, 128, {2048}), device));
+    EXPECT_TRUE(latency_supports(problem_of(4, 128, {2048}), device));
 }
 
 }  // namespace

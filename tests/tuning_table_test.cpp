@@ -78,6 +78,8 @@ TEST(TuningTable, AnotherGpuOnlyWhereThereIsNoneOfThisName) {
     EXPECT_EQ(found({table.back()}, other), 0);
 }
 
+constexpr const char* swept_kernel = "decode_latency";
+
 /// A problem of exactly the row's size.
 Problem problem_of(const TuningRow& measured) {
     Problem problem;
@@ -96,7 +98,7 @@ TEST(TuningTable, PlansTakeTheLayoutsThatAreBuiltIn) {
     for (const TuningRow& measured : tuning_table()) {
         const Problem problem = problem_of(measured);
         const DeviceSpec device = test::hopper(std::string(measured.gpu).c_str());
-        const Plan plan = make_plan(problem, device);
+        const Plan plan = make_plan(problem, device, {.kernel = swept_kernel});
         EXPECT_EQ(plan.schedule.splits, measured.splits);
         EXPECT_EQ(plan.tiling->heads, measured.tile_heads);
         EXPECT_EQ(plan.tiling->stages, measured.stages);
@@ -104,11 +106,12 @@ TEST(TuningTable, PlansTakeTheLayoutsThatAreBuiltIn) {
         EXPECT_EQ(plan.tiling->gather, measured.gather);
         EXPECT_EQ(plan.expected_us, measured.us);
         EXPECT_NE(plan.reason.find("measured on " + std::string(measured.gpu)), std::string::npos) << plan.reason;
-        const Plan forced = make_plan(problem, device, {.splits = 1});
+        const Plan forced = make_plan(problem, device, {.kernel = swept_kernel, .splits = 1});
         EXPECT_EQ(forced.schedule.splits, 1);
         EXPECT_EQ(forced.reason.find("measured"), std::string::npos) << forced.reason;
         // Of another GPU, what runs at once here too.
-        const std::string elsewhere = make_plan(problem, test::hopper("a Hopper of its own")).reason;
+        const std::string elsewhere =
+            make_plan(problem, test::hopper("a Hopper of its own"), {.kernel = swept_kernel}).reason;
         const bool borrowed = elsewhere.find(": not measured on this GPU") != std::string::npos;
         EXPECT_EQ(borrowed, plan.reason.find("waves") == std::string::npos) << elsewhere << "; " << plan.reason;
     }
@@ -121,7 +124,7 @@ TEST(TuningTable, RowsBetweenMeasuredOnes) {
     for (const std::int64_t heads : {16, 64, 96})
         for (const std::int64_t rows : {7, 9, 13, 17, 25, 33, 49, 65, 66, 67, 100}) {
             const TuningRow& covering = *find_tuning(tuning_table(), key(rows, heads, 32));
-            const Plan plan = make_plan(problem_of(row(rows, heads, 32)), test::hopper());
+            const Plan plan = make_plan(problem_of(row(rows, heads, 32)), test::hopper(), {.kernel = swept_kernel});
             EXPECT_NE(plan.reason.find("measured on NVIDIA H200"), std::string::npos) << plan.reason;
             EXPECT_LE(plan.expected_us, covering.us) << rows << " rows, " << heads << " heads";
             if (plan.schedule.splits > covering.splits) ++fewer;
@@ -131,7 +134,7 @@ TEST(TuningTable, RowsBetweenMeasuredOnes) {
     const int splits = find_tuning(tuning_table(), key(64, 16, 32))->splits;
     ASSERT_EQ(splits, 2);
     EXPECT_EQ(make_plan(problem_of(row(66, 16, 32)), test::hopper()).schedule.splits, splits);
-    EXPECT_LT(make_plan(problem_of(row(67, 16, 32)), test::hopper()).schedule.splits, splits);
+    EXPECT_LT(make_plan(problem_of(row(67, 16, 32)), test::hopper(), {.kernel = swept_kernel}).schedule.splits, splits);
 }
 
 // What is past the table, or forced, comes from the expectation, which is then no measured time.

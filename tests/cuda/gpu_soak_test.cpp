@@ -57,12 +57,14 @@ struct Shape {
     PlanOptions options;
 };
 
-/// Clusters of 1 to 16, every tile, both transports, one source and two; what the kernel does not take is left out.
+/// Clusters of 1 to 16, every tile, both transports, one source and two, and CTAs that hand sums to each other; what
+/// the kernel does not take is left out.
 std::vector<Shape> shapes() {
     const RandomSpec wide{.rows = 5, .heads = 96, .widths = {700}};
     const RandomSpec long_row{.rows = 1, .heads = 16, .widths = {2048}};
     const RandomSpec two{.rows = 6, .heads = 16, .record = Record::fp8_512, .widths = {128, 512}};
     const RandomSpec short_row{.rows = 12, .heads = 12, .record = Record::fp8_512, .widths = {64}};
+    const RandomSpec many{.rows = 150, .heads = 16, .record = Record::fp8_512, .widths = {200, 100}};
     const RandomSpec queries{.rows = 2, .heads = 64, .widths = {300}, .query_dtype = DType::bf16};
     return {{wide, {}},
             {wide, {.splits = 4, .transport = Transport::bulk}},
@@ -76,7 +78,11 @@ std::vector<Shape> shapes() {
             {short_row, {}},
             {short_row, {.splits = 1, .tile_heads = 16}},
             {queries, {.splits = 3, .tile_heads = 32, .cluster_tiles = 2, .gather = Gather::bulk}},
-            {queries, {.splits = 5, .tile_heads = 16}}};
+            {queries, {.splits = 5, .tile_heads = 16}},
+            {wide, {.kernel = "decode_balanced"}},
+            {many, {.kernel = "decode_balanced", .splits = 1}},
+            {many, {.kernel = "decode_balanced", .splits = 2, .tile_heads = 32, .trigger = Trigger::start}},
+            {queries, {.kernel = "decode_balanced", .splits = 4, .gather = Gather::copies}}};
 }
 
 std::vector<std::unique_ptr<Repeated>> repeated_calls() {

@@ -88,7 +88,8 @@ TEST_F(GpuTilings, EqualBitsForOneSchedule) {
         Step step = random_step(spec, 900 + number);
         const PFormat format = number % 2 == 0 ? PFormat::f16 : PFormat::e4m3;
         for (const int splits : {1, 1 + static_cast<int>(bits() % 16)})
-            taken += expect_equal_tilings(step, {.p_format = format, .splits = splits}, to_string(spec));
+            taken += expect_equal_tilings(step, {.kernel = "decode_latency", .p_format = format, .splits = splits},
+                                          to_string(spec));
         if (HasFailure()) return;
     }
     EXPECT_GT(taken, 24 * 2 * 6) << "hardly any tiling is taken";
@@ -103,7 +104,8 @@ TEST_F(GpuTilings, EverySplitCount) {
         Step step = random_step(spec, 77);
         step.count(0, spec.widths[0]);
         for (int splits = 1; splits <= 16; ++splits) {
-            EXPECT_GT(expect_equal_tilings(step, {.splits = splits}, to_string(spec)), 0) << splits << " splits";
+            EXPECT_GT(expect_equal_tilings(step, {.kernel = "decode_latency", .splits = splits}, to_string(spec)), 0)
+                << splits << " splits";
             if (HasFailure()) return;
         }
     }

@@ -174,5 +174,20 @@ TEST_F(ReduceDevice, SumsOfEightLanes) {
     }
 }
 
+__global__ void prefix_kernel(const int* in, int* out) {
+    const unsigned i = blockIdx.x * 32 + threadIdx.x;
+    out[i] = device::warp_prefix_sum(in[i], static_cast<int>(threadIdx.x));
+}
+
+TEST_F(ReduceDevice, PrefixSums) {
+    std::mt19937 random(2);
+    std::vector<int> values(32 * 50), expected;
+    for (int& value : values) value = static_cast<int>(random() % 2001) - 1000;
+    for (std::size_t i = 0; i < values.size(); ++i) expected.push_back(values[i] + (i % 32 == 0 ? 0 : expected.back()));
+    const DeviceArray<int> in(values), out(values.size());
+    run(prefix_kernel, {.grid = dim3(50), .threads = 32}, in.data(), out.data());
+    EXPECT_EQ(out.values(), expected);
+}
+
 }  // namespace
 }  // namespace sparsemla::test
