@@ -223,6 +223,7 @@ sanitizers() {
         fi
         sanitize "$tool" problems_test "$problems"
         sanitize "$tool" determinism_test '*PositionAndBatchmates*'
+        sanitize "$tool" gpu_balanced_test '*OneLongRow*:*FewerRows*'
         sanitize "$tool" gpu_graph_test '*AFirstCall*:*ManyCalls*'
         ((quick)) && continue
         sanitize "$tool" exchange_device_test '*/Of2:*/Of8'

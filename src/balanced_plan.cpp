@@ -66,14 +66,15 @@ std::optional<std::string> refuse_layout(const Problem& problem, const DeviceSpe
 double expected_us(const Problem& problem, const DeviceSpec& device, const Layout& layout, std::int64_t chunks) {
     struct Cost {
         int heads;
-        double ends_us;   ///< all that is not counted below
-        double chunk_us;  ///< of a CTA alone
-        double busy_us;   ///< more, where every SM has one
+        double ends_us;       ///< all that is not counted below
+        double chunk_us;      ///< of a CTA alone
+        double busy_us;       ///< more, where every SM has one
+        double one_merge_us;  ///< where a CTA has one of several splits, and
+        double merge_us;      ///< of each where it may have more
     };
-    constexpr std::array<Cost, 2> costs = {{{16, 3.6, 1.38, 0.25}, {32, 4.2, 1.8, 0.0}}};
-    constexpr double share_us = 0.9;                            // to find the CTA's chunks
-    constexpr double cut_us = 3.0, cut_and_merge_us = 7.0;      // where splits lie in two CTAs
-    constexpr double merge_us = 4.2, merge_of_split_us = 0.12;  // where rows have several splits
+    constexpr std::array<Cost, 2> costs = {{{16, 3.6, 1.38, 0.35, 3.0, 4.9}, {32, 4.2, 1.8, 0.0, 4.2, 6.7}}};
+    constexpr double share_us = 0.9, cut_us = 3.0;  // to find the CTA's chunks; to hand sums over
+    constexpr double merge_of_split_us = 0.12;
     const Cost& cost = *std::ranges::find(costs, layout.heads, &Cost::heads);
     const std::int64_t ctas = ctas_of(problem, device, layout.heads, layout.splits);
     const std::int64_t tiles = tiles_of_rows(problem, layout.heads);
@@ -83,10 +84,9 @@ double expected_us(const Problem& problem, const DeviceSpec& device, const Layou
     const double busy = static_cast<double>(ctas) / std::max(device.sms, 1);
     double us = cost.ends_us + static_cast<double>(of_cta) * (cost.chunk_us + busy * cost.busy_us);
     if (!one_each) us += share_us;
-    if (!one_each && (of_cta % longest != 0 || chunks % layout.splits != 0))
-        us += layout.splits == 1 ? cut_us : cut_and_merge_us;
-    if (layout.splits > 1) us += merge_us + merge_of_split_us * layout.splits;
-    return us;
+    if (layout.splits == 1) return one_each || of_cta % longest == 0 ? us : us + cut_us;
+    if (one_each) return us + cost.one_merge_us + merge_of_split_us * layout.splits;
+    return us + cost.merge_us * static_cast<double>((tiles * layout.splits + ctas - 1) / ctas);
 }
 
 struct Choice {

@@ -182,7 +182,7 @@ TEST(Baseline, BadFilesAreRefusedByLine) {
 TEST(Sweep, LayoutsOfEveryPoint) {
     if (!build_info().cuda) GTEST_SKIP() << "plans of a GPU need the CUDA part";
     const std::vector<SweepPoint> points = sweep_points();
-    EXPECT_EQ(points.size(), 16U * 7 * 9 + 10 * 5 * 5 + 10 * 5 * 3);
+    EXPECT_EQ(points.size(), 19U * 7 * 9 + 10 * 5 * 5 + 10 * 5 * 3);
     for (const SweepPoint& point : points) {
         const std::vector<Plan> plans = sweep_plans(point, test::hopper(), {}, 8);
         ASSERT_FALSE(plans.empty()) << point.text();
