@@ -92,7 +92,8 @@ std::string to_string(const Schedule& schedule);
 
 /// What the CTAs of a GPU cluster exchange, and how.
 enum class Transport : std::uint8_t {
-    stores,  ///< partial outputs: every thread stores its own into the shared memory of the CTA that merges them
+    stores,  ///< partial outputs: every thread stores its own into the shared memory of the CTA that merges them, or,
+             ///< where there are no clusters (decode_balanced), into the workspace
     bulk,    ///< partial outputs: staged in shared memory, then one bulk copy for each CTA
     weights  ///< P, where no split of the row has more than one chunk: each CTA then computes its own dimensions over
              ///< all of the row's columns. Other rows as `stores`. For 2, 4 or 8 splits
