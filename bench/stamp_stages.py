@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Writes a CUDA source whose stage marks read the clock: stamp_stages.py SOURCE OUTPUT.
 
-Headers with marks (MARKED, of the source's own folder) become part of the text.
+The header with marks (MARKED, in the source's own folder) becomes part of the text. Exits unless there are 1 .. 32 marks,
+one of them `entered`.
 
 A mark is a comment `//@ name` (thread 0 of a CTA reads it) or `//@@ name` (the first thread of the helpers). Marks in a
 loop keep the last time. The stamps lie in static shared memory and go to global memory at the marks named in LAST.
@@ -53,6 +54,12 @@ void set_stamps(long long* of_sms) {
 """
 
 
+def behind_includes(text, more):
+    """With `more` behind the last #include."""
+    last = max(text.rindex(line) + len(line) for line in re.findall(r"^#include .*$", text, flags=re.M))
+    return text[:last] + "\n" + more + text[last:]
+
+
 def main(source_path, output_path):
     names = []
 
@@ -66,15 +73,13 @@ def main(source_path, output_path):
     source = pathlib.Path(source_path)
     header = (source.parent / MARKED).read_text()
     includes = "\n".join(re.findall(r"^#include .*$", header, flags=re.M))
-    header_body = re.sub(r"^#.*$", "", header, flags=re.M)
+    header_body = re.sub(r"^#(?:include .*|pragma once)$", "", header, flags=re.M)
     text = source.read_text().replace(f'#include "cuda/{MARKED}"', includes)
-    last_include = max(text.rindex(line) + len(line) for line in re.findall(r"^#include .*$", text, flags=re.M))
-    text = text[:last_include] + "\n" + header_body + text[last_include:]
+    text = behind_includes(text, header_body)
     text = re.sub(r"^( *)//@(@?) (\w+)$", mark, text, flags=re.M)
-    if not names or len(names) > 32:
-        sys.exit(f"stamp_stages.py: need 1 .. 32 marks in {source_path}, got {len(names)}")
-    last_include = max(text.rindex(line) + len(line) for line in re.findall(r"^#include .*$", text, flags=re.M))
-    text = text[:last_include] + "\n" + TYPES.replace("ENTERED", str(names.index("entered"))) + text[last_include:]
+    if "entered" not in names or len(names) > 32:
+        sys.exit(f"stamp_stages.py: need 1 .. 32 marks in {source_path}, 'entered' among them, got {names}")
+    text = behind_includes(text, TYPES.replace("ENTERED", str(names.index("entered"))))
     quoted = ", ".join(f'"{name}"' for name in names)
     with open(output_path, "w") as file:
         file.write(text + ACCESS.replace("NAMES", quoted).replace("COUNT", str(len(names))))

@@ -34,15 +34,17 @@ constexpr SharedLayout shared_layout(int heads, int d_qk, int stages) {
     return layout;
 }
 
-/// Of a row: what a warp merges of each comes to where the records were.
+/// The most splits of a row: a merge needs room in the ring for 512 bytes of every split for each warp, and a stage
+/// holds eight.
 constexpr int max_splits_of(int stages) { return std::min(8 * stages, latency::max_splits); }
 
 /// Byte offsets in the workspace. What a CTA hands over are its registers, thread by thread.
 struct WorkspaceLayout {
     std::size_t handover_bytes =
-        0;                     ///< of one CTA: f32x4 [heads / 2][threads that multiply], then f32x2 [heads / 8][..]
-    std::size_t partials = 0;  ///< f32 [rows][tiles][splits][heads][512], where there are several splits
-    std::size_t stats = 0;     ///< f32x2 [rows][tiles][splits][heads]: maximum (log2), sum
+        0;  ///< of one CTA: f32x4 [heads / 2][threads that multiply], then f32x2 [heads / 8][..]
+    std::size_t partials =
+        0;  ///< f32x4 [rows][tiles][splits][threads / 32][heads / 2][32], where there are several splits
+    std::size_t stats = 0;  ///< f32x2 [rows][tiles][splits][heads]: maximum (log2), sum
     std::size_t bytes = 0;
 };
 

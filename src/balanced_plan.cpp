@@ -26,7 +26,7 @@ constexpr std::string_view measured_gpu = "NVIDIA H200";  ///< DeviceSpec::name
 struct Layout {
     int splits = 1;
     int heads = head_tiles[0];
-    int stages = 2;
+    int stages = max_stages;
     Gather gather = Gather::bulk;
 };
 
@@ -68,7 +68,7 @@ double expected_us(const Problem& problem, const DeviceSpec& device, const Layou
         int heads;
         double ends_us;       ///< all that is not counted below
         double chunk_us;      ///< of a CTA alone
-        double busy_us;       ///< more, where every SM has one
+        double busy_us;       ///< more, times the share of SMs that have a CTA
         double one_merge_us;  ///< where a CTA has one of several splits, and
         double merge_us;      ///< of each where it may have more
     };
@@ -153,7 +153,7 @@ void prepare(const Plan& plan, Memory state, Stream stream) { prepare_balanced(p
 
 }  // namespace
 
-BalancedShape balanced_launch(const Plan& plan) {
+BalancedShape balanced_shape(const Plan& plan) {
     const int heads = plan.tiling->heads;
     const int ctas = ctas_of(plan.problem, plan.device, heads, plan.schedule.splits);
     return {.ctas = ctas,
@@ -165,7 +165,12 @@ BalancedShape balanced_launch(const Plan& plan) {
 WorkspaceLayout balanced_workspace(const Plan& plan) {
     const int heads = plan.tiling->heads;
     return workspace_layout(heads, plan.schedule.splits, static_cast<std::size_t>(tiles_of_rows(plan.problem, heads)),
-                            balanced_launch(plan).ctas);
+                            balanced_shape(plan).ctas);
+}
+
+std::size_t balanced_state_bytes(const Plan& plan) {
+    const int heads = plan.tiling->heads;
+    return state_bytes(static_cast<std::size_t>(tiles_of_rows(plan.problem, heads)), balanced_shape(plan).ctas);
 }
 
 const Kernel balanced_kernel = {.name = "decode_balanced",

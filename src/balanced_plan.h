@@ -8,7 +8,7 @@
 
 namespace sparsemla::detail {
 
-/// One grid for any number of rows.
+/// The grid depends on the plan's rows, not on the call's.
 struct BalancedShape {
     int ctas = 0;
     int tiles = 0;                ///< of heads
@@ -16,7 +16,13 @@ struct BalancedShape {
     std::size_t shared_bytes = 0;
 };
 
-BalancedShape balanced_launch(const Plan& plan);
+/// The launch of every call of a plan of decode_balanced.
+BalancedShape balanced_shape(const Plan& plan);
+
+/// Offsets in the plan's workspace; `bytes` is Plan::workspace_bytes.
 balanced::WorkspaceLayout balanced_workspace(const Plan& plan);
+
+/// Plan::state_bytes.
+std::size_t balanced_state_bytes(const Plan& plan);
 
 }  // namespace sparsemla::detail

@@ -63,7 +63,6 @@ std::optional<std::string> refuse_schedule(const PlanOptions& options) {
 
 }  // namespace
 
-/// "record must be one of ..., got ..."
 std::string must_be(std::string_view what, std::string_view allowed, std::string_view received) {
     return std::string(what) + " must be " + std::string(allowed) + ", got " + std::string(received);
 }
@@ -85,7 +84,6 @@ std::int64_t chunks_of(const Problem& problem) {
     return sum;
 }
 
-/// Of a usual row.
 std::int64_t usual_chunks(const Problem& problem, const PlanOptions& options) {
     const std::int64_t all = std::max<std::int64_t>(1, chunks_of(problem));
     if (!options.usual_columns || *options.usual_columns >= all * chunk_keys) return all;

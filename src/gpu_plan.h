@@ -16,20 +16,21 @@ std::string must_be(std::string_view what, std::string_view allowed, std::string
 /// The same for an optional number outside low .. high; nothing for any other.
 std::optional<std::string> refuse_range(std::string_view what, std::optional<int> value, int low, int high);
 
-/// Device, records, schedule, and options of one value: what no layout could change. Nothing, or the reason.
+/// What no layout could make possible: GPU, records, widths, schedule options, values out of range. Nothing, or the
+/// reason.
 std::optional<std::string> refuse_on_gpu(const Problem& problem, const DeviceSpec& device, const PlanOptions& options);
 
 /// Of a problem and options that are not refused.
 Schedule gpu_schedule(const Kernel& kernel, const Problem& problem, const PlanOptions& options, int splits);
 
-/// Of a row; at least 1.
+/// Tiles of `heads` heads that a row of the problem has; at least 1.
 int tiles_of(const Problem& problem, int heads);
 
-/// Of 64 columns.
+/// Chunks of 64 columns that hold so many columns.
 std::int64_t chunks_of(std::int64_t columns);
-/// Of a row's lists, over all sources.
+/// Of a row's full lists, over all sources; may be 0.
 std::int64_t chunks_of(const Problem& problem);
-/// Of a usual row; at least 1.
+/// Of a row with PlanOptions::usual_columns, at most those of the lists; at least 1.
 std::int64_t usual_chunks(const Problem& problem, const PlanOptions& options);
 
 }  // namespace sparsemla::detail

@@ -99,7 +99,7 @@ std::optional<std::string> refuse_layout(const Problem& problem, const DeviceSpe
 }
 
 /// Microseconds that a layout is expected to take for rows of so many chunks: rounded from what an H200 took
-/// (docs/performance.md). Only their order matters.
+/// (docs/performance.md). Compared with what decode_balanced expects, too.
 double expected_us(const Problem& problem, const DeviceSpec& device, const Layout& layout, std::int64_t chunks) {
     struct Cost {
         int heads;

@@ -124,7 +124,8 @@ std::string left_for(const Kernel& better, double better_us, double us) {
            microseconds(better_us);
 }
 
-/// Of the kernels that take the problem the one that expects the least time, or where none expects anything the first.
+/// The first kernel that takes the problem, unless a later one expects less time; one that expects nothing (0) neither
+/// replaces another nor is replaced.
 Choice choose(const Problem& problem, const DeviceSpec& device, const PlanOptions& options) {
     const Kernel* forced = options.kernel.empty() ? nullptr : find_kernel(options.kernel);
     Choice choice;

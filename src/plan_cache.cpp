@@ -27,8 +27,9 @@ bool same(const Problem& a, const Problem& b) {
 
 bool same(const PlanOptions& a, const PlanOptions& b) {
     auto fields = [](const PlanOptions& o) {
-        return std::tuple(o.kernel, o.p_format, o.p_scale, o.anchor, o.splits, o.columns, o.chunk, o.tile_heads,
-                          o.stages, o.cluster_tiles, o.gather, o.transport, o.trigger, o.allow_unverified);
+        return std::tuple(o.kernel, o.p_format, o.p_scale, o.anchor, o.splits, o.columns, o.chunk, o.usual_columns,
+                          o.tile_heads, o.stages, o.cluster_tiles, o.gather, o.transport, o.trigger,
+                          o.allow_unverified);
     };
     return fields(a) == fields(b);
 }

@@ -37,7 +37,7 @@ std::string refused(const Problem& problem, PlanOptions options) {
 
 void expect_launchable(const Plan& plan) {
     SCOPED_TRACE(plan.describe());
-    const BalancedShape shape = detail::balanced_launch(plan);
+    const BalancedShape shape = detail::balanced_shape(plan);
     const int tile = plan.tiling->heads;
     EXPECT_GE(shape.ctas, 1);
     EXPECT_LE(shape.ctas, plan.device.sms) << "CTAs wait for each other: all of them must run at a time";
@@ -48,7 +48,7 @@ void expect_launchable(const Plan& plan) {
     EXPECT_EQ(plan.tiling->cluster_tiles, 1);
     EXPECT_EQ(shape.one_split_each, plan.problem.rows * shape.tiles * plan.schedule.splits == shape.ctas);
 
-    // What a CTA hands over: 512 sums of every head, and a maximum and 32 shares of a sum for each.
+    // What a CTA hands over: 512 sums of every head, and a maximum and a share of a sum for each of its 32 lanes.
     const auto tiles_of_rows = static_cast<std::size_t>(plan.problem.rows * shape.tiles);
     const std::size_t handovers =
         static_cast<std::size_t>(shape.ctas) * static_cast<std::size_t>(tile) * (512 * 4 + 256);

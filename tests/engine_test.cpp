@@ -104,7 +104,8 @@ TEST(PlanCache, EqualProblemsShareAPlan) {
     EXPECT_NE(&cache.plan(problem, threads), &first);
     EXPECT_NE(&cache.plan(problem, device, {.kernel = "reference"}), &first);
     EXPECT_NE(&cache.plan(problem, device, {.splits = 3}), &cache.plan(problem, device, {.splits = 4}));
-    EXPECT_EQ(cache.plans(), 1 + others.size() + 4 + 4);
+    EXPECT_NE(&cache.plan(problem, device, {.usual_columns = 64}), &first);
+    EXPECT_EQ(cache.plans(), 1 + others.size() + 4 + 5);
     EXPECT_EQ(&cache.plan(problem, device), &first);
     EXPECT_EQ(first.problem.rows, 4);
 }

@@ -109,7 +109,7 @@ enum class Gather : std::uint8_t {
 /// one's end before it reads anything, if it was written for that; otherwise it starts after this one's end.
 enum class Trigger : std::uint8_t {
     start,
-    loaded,  ///< once the first records are in shared memory
+    loaded,  ///< once the first records are in shared memory; decode_balanced: once all copies are under way
     end      ///< once the warps that multiply have nothing more to send; a row of one split: at its end
 };
 
@@ -174,7 +174,7 @@ struct Plan {
     DeviceSpec device;
     Schedule schedule;
     std::optional<Tiling> tiling;     ///< of a GPU kernel
-    double expected_us = 0;           ///< a GPU kernel's estimate, good for comparing layouts; 0: none
+    double expected_us = 0;           ///< a GPU kernel's estimate, which plans compare; 0: none
     std::size_t workspace_bytes = 0;  ///< scratch, contents irrelevant between calls; 64-byte aligned
     std::size_t state_bytes = 0;      ///< zeroed once by prepare, restored by every call
     std::string reason;               ///< why this kernel
@@ -229,7 +229,7 @@ struct DecodeArgs {
     Tensor out{};            ///< bf16 or f32 [>= rows, >= heads, 512], last dimension dense
     Tensor lse{};            ///< f32 [>= rows, >= heads], any strides (a transposed view too), iff problem.lse
     Memory workspace{};  ///< plan.workspace_bytes or more, 64-byte aligned, on the device; not in use by another call
-    Memory state{};      ///< plan.state_bytes or more
+    Memory state{};      ///< plan.state_bytes or more, 64-byte aligned, prepared; not in use by another call
     /// Refuse what would be treated as absent or clamped: slots >= num_slots or in a gap, and counts outside
     /// [0, count_offset + width] (of the last source, where both sources look at the same counts). Reads the lists on
     /// the host; CPU problems only.

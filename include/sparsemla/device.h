@@ -16,7 +16,7 @@ struct DeviceSpec {
     std::string name;    ///< of the GPU, or of the CPU's instruction set in use
     int threads = 1;     ///< CPU: threads that a call may use; never changes a bit of the result
     int capability = 0;  ///< GPU: compute capability, 90 for 9.0
-    int sms = 0;
+    int sms = 0;         ///< GPU: that a launch can have at once; more than there are is refused by prepare
     std::int64_t shared_memory_bytes = 0;  ///< GPU: opt-in limit of one block
     std::int64_t l2_bytes = 0;
     /// GPU: clusters of i + 1 CTAs that are resident at once with one CTA an SM; 0: no such cluster.

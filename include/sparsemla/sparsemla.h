@@ -301,7 +301,7 @@ typedef struct sparsemla_decode_args {
     int32_t validate;        /* CPU only: refuse out-of-range slots and counts, which are absent else; default 0 */
     void* workspace;         /* 64-byte aligned; not in use by another call */
     uint64_t workspace_bytes;
-    void* state;
+    void* state; /* prepared; not in use by another call */
     uint64_t state_bytes;
 } sparsemla_decode_args;
 

@@ -7,6 +7,7 @@
 //                        output; at last, of each split that this CTA ended, a share of the row's merge
 // A split that lies in two CTAs is summed in one go: the second CTA takes the first one's registers over and goes on.
 // So bits do not depend on where CTAs begin and end, and are those of decode_latency with as many splits.
+// CTAs wait for others of the grid, at most for the next 16 and the one before: docs/design.md says why that ends.
 #include "cuda/decode_balanced_sums.cuh"
 #include "cuda/decode_latency_setup.cuh"
 #include "cuda/launch.h"
@@ -27,17 +28,17 @@ __device__ void set_up_barriers(const Place<T>& at) {
             init_mbarrier(piece_full(at, i), arrivals_of_warp * helper_warps);
             init_mbarrier(piece_empty(at, i), arrivals_of_warp * multiplying_warps);
         }
-        init_mbarrier(handed_over(at), arrivals_of_warp * multiplying_warps);
+        init_mbarrier(sums_stored(at), arrivals_of_warp * multiplying_warps);
         fence_mbarrier_init();
     }
 }
 
 /// Tells the next CTA that this one's sums are in memory, by one of the helpers: their work can wait for the stores.
 template <class T>
-__device__ void raise_flag(const Params& params, const Place<T>& at) {
+__device__ void tell_next_cta(const Params& params, const Place<T>& at) {
     if (at.helper() != 0) return;
-    wait_mbarrier(handed_over(at), 0);
-    if (at.lane == 0) set_flag(params.handed_over + blockIdx.x, 1);
+    wait_mbarrier(sums_stored(at), 0);
+    if (at.lane == 0) raise_flag(params.handed_over + blockIdx.x);
     __syncwarp();
 }
 
@@ -82,7 +83,7 @@ __device__ void feed(const Params& params, Place<T>& at, BalancedShared<T::heads
     // wait for the CTA before: first its own sums must be on their way, or CTAs would wait for each other in a chain.
     int flag_due = piece.ends_split() ? -1 : piece.end - piece.begin + params.call.stages;
     for (int i = piece.begin;;) {
-        if (gathered == flag_due) raise_flag(params, at);
+        if (gathered == flag_due) tell_next_cta(params, at);
         wait_until_empty(at, stage);
         gather_part<P>(params.call, at, columns, slots, number, stage.number, at.full(stage.number));
         stage.advance(params.call.stages);
@@ -97,10 +98,11 @@ __device__ void feed(const Params& params, Place<T>& at, BalancedShared<T::heads
         number = number_of(params, columns, at.split, i);
         load_slots<P>(params.call, at, number, slots);
     }
-    if (gathered <= flag_due) raise_flag(params, at);
+    if (gathered <= flag_due) tell_next_cta(params, at);
 }
 
-/// Of which source the sums of a piece are at its beginning. Returns whether of the second one.
+/// Sets score_factor and p_scale to what they are before the piece's first chunk: of the source of the chunk before it,
+/// if there is one. Returns whether that is the second source.
 template <class T>
 __device__ bool begin_sums(const Params& params, const Place<T>& at, const Columns& columns, const Piece& piece,
                            Partial<T>& partial) {
@@ -166,7 +168,8 @@ __device__ void bring_first_query(const Params& params, Place<T>& at, const Shar
     sync_multipliers();
 }
 
-/// The merges of all rows of which this CTA has ended one of several splits. That of its last piece, if there is one,
+/// The merges of all rows of which this CTA has ended one of several splits. Walks the share once more: pieces are not
+/// kept. That of its last piece, if there is one,
 /// comes first: what it holds of it is in shared memory.
 template <class T>
 __device__ void merge(const Params& params, Place<T>& at, const Share& share, const Piece& last) {

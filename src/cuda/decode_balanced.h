@@ -6,17 +6,17 @@
 namespace sparsemla::detail::balanced {
 
 struct Params {
-    latency::Params call;  ///< clusters and transport have no meaning here
+    latency::Params call;  ///< `splits` is a row's number; of clusters, transport and stages_offset nothing is read
     std::int32_t rows;
-    std::int32_t tiles;  ///< of heads, of a row
+    std::int32_t tiles_of_row;  ///< of heads
 
     bool one_split_each;           ///< as many CTAs as splits of all rows and tiles
     std::uint32_t cta_multiplier;  ///< n / CTAs, as Params::split_multiplier of decode_latency
     std::int32_t cta_shift;
 
-    std::byte* handovers;         ///< balanced_layout.h: WorkspaceLayout
-    std::int64_t handover_bytes;  ///< of one CTA
-    float* partials;
+    std::byte* handovers;           ///< balanced_layout.h: WorkspaceLayout
+    std::int64_t handover_bytes;    ///< of one CTA
+    float* partials;                ///< written by the CTAs that end a split, read by those that end the row's others
     float* stats;                   ///< pairs
     std::uint32_t* handed_over;     ///< [CTAs], 0 between calls
     std::uint32_t* arrived_splits;  ///< [rows][tiles], 0 between calls

@@ -27,7 +27,7 @@ Params params_of(const DecodeParams& call, const BalancedShape& shape) {
     auto* flags = reinterpret_cast<std::uint32_t*>(call.state);
     return {.call = latency::params_of(call),
             .rows = static_cast<std::int32_t>(call.rows),
-            .tiles = shape.tiles,
+            .tiles_of_row = shape.tiles,
             .one_split_each = shape.one_split_each,
             .cta_multiplier = ctas.multiplier,
             .cta_shift = ctas.shift,
@@ -43,6 +43,14 @@ Params params_of(const DecodeParams& call, const BalancedShape& shape) {
 
 void prepare_balanced(const Plan& plan, Memory state, Stream stream) {
     const CurrentDevice current(plan.device.device.index);
+    // Its CTAs wait for each other.
+    int sms = 0;
+    check_cuda(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, plan.device.device.index),
+               "cudaDeviceGetAttribute");
+    if (sms < balanced_shape(plan).ctas)
+        throw Error(ErrorKind::invalid_argument, "plan.device.sms", "at most the device's " + std::to_string(sms),
+                    std::to_string(plan.device.sms));
+    // All that the device has: another plan of the same kernel may need more than this one.
     prepare_kernel(variant_of(plan), static_cast<std::size_t>(plan.device.shared_memory_bytes));
     self_test(plan, launch_balanced);
     check_cuda(cudaMemsetAsync(state.data, 0, plan.state_bytes, static_cast<cudaStream_t>(stream.handle)),
@@ -51,7 +59,7 @@ void prepare_balanced(const Plan& plan, Memory state, Stream stream) {
 
 void launch_balanced(const DecodeParams& call, Stream stream) {
     const CurrentDevice current(call.plan->device.device.index);
-    const BalancedShape shape = balanced_launch(*call.plan);
+    const BalancedShape shape = balanced_shape(*call.plan);
     launch_kernel(variant_of(*call.plan),
                   {.grid = dim3(static_cast<unsigned>(shape.ctas)),
                    .threads = static_cast<unsigned>(latency::threads),

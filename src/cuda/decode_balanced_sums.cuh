@@ -44,7 +44,7 @@ __device__ void hand_running_over(const Params& params, const Place<T>& at, cons
     for (int i = 0; i < T::heads_of_warp; ++i)
         to.running[i * Handover<T>::threads] = {partial.running[i].max, partial.running[i].sum};
     __syncwarp();
-    arrive_as_warp(handed_over(at), at.lane);
+    arrive_as_warp(sums_stored(at), at.lane);
 }
 
 /// The sums of the CTA before.
@@ -57,7 +57,7 @@ __device__ void take_over(const Params& params, const Place<T>& at, Partial<T>& 
     for (int i = 0; i < T::units_of_warp; ++i)
 #pragma unroll
         for (int j = 0; j < T::quads; ++j) {
-            const float4 sums = load_from_peers(from.outputs + (i * T::quads + j) * Handover<T>::threads);
+            const float4 sums = load_from_grid(from.outputs + (i * T::quads + j) * Handover<T>::threads);
             float* to = partial.outputs[i] + 4 * j;
             to[0] = sums.x;
             to[1] = sums.y;
@@ -66,7 +66,7 @@ __device__ void take_over(const Params& params, const Place<T>& at, Partial<T>& 
         }
 #pragma unroll
     for (int i = 0; i < T::heads_of_warp; ++i) {
-        const float2 running = load_from_peers(from.running + i * Handover<T>::threads);
+        const float2 running = load_from_grid(from.running + i * Handover<T>::threads);
         partial.running[i] = {running.x, running.y};
     }
     sync_multipliers();  // all have seen the flag
@@ -80,26 +80,25 @@ __device__ inline float sum_of_shares(float share) {
     return share;
 }
 
-inline constexpr int item_bytes = 512;  ///< a quad of a unit: four sums a lane
-
 /// The partial outputs and statistics of all splits of the row and tile that `at` is in.
 template <class T>
 struct RowPartials {
-    static constexpr int items = T::units_of_warp * T::quads;  ///< of a warp
-    static constexpr int split_items = multiplying_warps * items * 32;
+    static constexpr int items = T::units_of_warp * T::quads;  ///< of a warp: quads of units, quad_bytes each
+    static constexpr int float4s_of_split = multiplying_warps * items * 32;
 
     float4* outputs;          ///< this lane's, [splits][warps][items][lanes]
     float2* stats;            ///< [splits][heads]
     std::uint32_t* arrivals;  ///< of splits
 
     __device__ RowPartials(const Params& params, const Place<T>& at) {
-        const std::int64_t tile = std::int64_t{at.row} * params.tiles + at.first_head / T::heads;
+        const std::int64_t tile = std::int64_t{at.row} * params.tiles_of_row + at.first_head / T::heads;
         const std::int64_t split = tile * params.call.splits;
-        outputs = reinterpret_cast<float4*>(params.partials) + split * split_items + at.warp * (items * 32) + at.lane;
+        outputs =
+            reinterpret_cast<float4*>(params.partials) + split * float4s_of_split + at.warp * (items * 32) + at.lane;
         stats = reinterpret_cast<float2*>(params.stats) + split * T::heads;
         arrivals = params.arrived_splits + tile;
     }
-    __device__ float4* item(int split, int i) const { return outputs + split * split_items + i * 32; }
+    __device__ float4* item(int split, int i) const { return outputs + split * float4s_of_split + i * 32; }
 };
 
 /// Of a warp's items, bit i: item i of the row is merged by the CTA that ended this split. The splits that have columns
@@ -116,8 +115,8 @@ __device__ std::uint32_t items_to_merge(const Columns& columns, int split) {
 /// last piece's query.
 template <class T>
 __device__ SharedAddress own_items(const Place<T>& at) {
-    static_assert(T::query_bytes >= multiplying_warps * (RowPartials<T>::items / 2) * item_bytes);
-    return at.query() + at.warp * (RowPartials<T>::items / 2) * item_bytes + at.lane * 16;
+    static_assert(T::query_bytes >= multiplying_warps * (RowPartials<T>::items / 2) * quad_bytes);
+    return at.query() + at.warp * (RowPartials<T>::items / 2) * quad_bytes + at.lane * 16;
 }
 
 /// A warp's unit i of the partial output of one of several splits: to memory, but for the items that stay.
@@ -130,7 +129,7 @@ __device__ void send_unit_to_memory(const Params& params, const Place<T>& at, in
         const int item = i * T::quads + j;
         const float* quad = sums + 4 * j;
         if ((staying >> item & 1) != 0)
-            store_shared(own_items(at) + __popc(staying & ((1U << item) - 1)) * item_bytes, quad[0], quad[1], quad[2],
+            store_shared(own_items(at) + __popc(staying & ((1U << item) - 1)) * quad_bytes, quad[0], quad[1], quad[2],
                          quad[3]);
         else
             *row.item(at.split, item) = {quad[0], quad[1], quad[2], quad[3]};
@@ -148,7 +147,7 @@ __device__ void send_stats(const Params& params, const Place<T>& at, const Parti
             row.stats[at.split * T::heads + T::heads_of_warp * at.warp + i] = {partial.running[i].max, sum};
     }
     sync_multipliers();
-    if (threadIdx.x == 0) add_to_flag(row.arrivals);
+    if (threadIdx.x == 0) count_arrival(row.arrivals);
 }
 
 /// The only split with columns is summed: the row's outputs.
@@ -178,7 +177,7 @@ __device__ void weigh_splits(const Params& params, const Place<T>& at, const Col
     float2 stats[2];
 #pragma unroll
     for (int j = 0; j < 2; ++j)
-        stats[j] = columns.has_split(lane + 8 * j) ? load_from_peers(row.stats + (lane + 8 * j) * T::heads + head)
+        stats[j] = columns.has_split(lane + 8 * j) ? load_from_grid(row.stats + (lane + 8 * j) * T::heads + head)
                                                    : float2{-INFINITY, 0};
     const SplitWeights splits(params.call, stats, sink_of(params.call, at.first_head + head));
 #pragma unroll
@@ -201,9 +200,10 @@ __device__ void merge_items(const Params& params, const Place<T>& at, const Colu
     const int begin = __popc(columns.split_mask & ((1U << at.split) - 1));
     wait_for_flag(row.arrivals, static_cast<std::uint32_t>(splits), at.lane);
     // As many items at a time as there is room for.
-    const int room = params.call.stages * (T::stage_bytes / (multiplying_warps * item_bytes));
+    const int room = params.call.stages * (T::stage_bytes / (multiplying_warps * quad_bytes));
+    static_assert(T::stage_bytes / (multiplying_warps * quad_bytes) >= max_splits_of(1));
     const int step = room / splits * splits;
-    const SharedAddress inbox = at.stages + at.warp * room * item_bytes + at.lane * 16;
+    const SharedAddress inbox = at.stages + at.warp * room * quad_bytes + at.lane * 16;
     SharedAddress own = own_items(at);
     const Destination<T> to(params.call, at);
 #pragma unroll 1
@@ -216,13 +216,13 @@ __device__ void merge_items(const Params& params, const Place<T>& at, const Colu
             for (std::uint32_t rest = columns.split_mask; rest != 0; rest &= rest - 1) {
                 const int split = __ffs(static_cast<int>(rest)) - 1;
                 if (!stays || split != at.split) copy_16_async(place, row.item(split, i), false);
-                place += item_bytes;
+                place += quad_bytes;
             }
         if (first == begin) {
             weigh_splits(params, at, columns, begin == 0);
             sync_multipliers();  // also: all have seen the flag
             // Every split arrives once more; the last of them leaves the counter as it was.
-            if (threadIdx.x == 0 && add_to_flag_relaxed(row.arrivals) == 2U * splits - 1) *row.arrivals = 0;
+            if (threadIdx.x == 0 && count_relaxed(row.arrivals) == 2U * splits - 1) *row.arrivals = 0;
         }
         wait_for_copies();
         place = inbox;
@@ -235,13 +235,13 @@ __device__ void merge_items(const Params& params, const Place<T>& at, const Colu
                 const int split = __ffs(static_cast<int>(rest)) - 1;
                 const float4 part = load_shared<float4>(stays && split == at.split ? own : place);
                 const float2 weight = load_shared<float2>(weights + split * (T::heads * 4));
-                place += item_bytes;
+                place += quad_bytes;
                 sum.x += weight.x * part.x;
                 sum.y += weight.y * part.y;
                 sum.z += weight.x * part.z;
                 sum.w += weight.y * part.w;
             }
-            own += item_bytes;
+            own += quad_bytes;
             store_all(params.call, [&]<bool kPairs>() {
                 store_quad<kPairs>(params.call, to, at.unit(i / T::quads), i % T::quads, sum);
             });

@@ -23,10 +23,10 @@ struct alignas(16) Piece {
     __device__ bool ends_split() const { return end == length; }
 };
 
-/// The chunks of a CTA, from and to which split: `ends` are what is behind the first chunk and behind the last one, up
-/// to the end of their splits.
+/// The chunks of a CTA.
 struct Share {
-    Piece ends[2];
+    Piece first;  ///< from the CTA's first chunk to the end of that chunk's split
+    Piece last;   ///< from the CTA's last chunk to the end of its split: last.begin is that chunk
     int chunks;
 };
 
@@ -37,13 +37,13 @@ struct BalancedShared {
     std::uint64_t empty[max_stages];     ///< nobody reads the stage any more
     std::uint64_t piece_full[queries];   ///< a piece and its query as halves are there
     std::uint64_t piece_empty[queries];  ///< nobody reads them any more
-    std::uint64_t handed_over;           ///< this CTA's sums of a split that the next one ends are in memory
+    std::uint64_t sums_stored;           ///< this CTA's sums of a split that the next one ends are in memory
     Piece pieces[queries];
     int sums[threads / 32], largest[threads / 32];  ///< of each warp, while the CTA's chunks are found
     Share share;
     std::uint8_t present[max_stages][chunk_keys];  ///< of the stage's chunk: 1 where the column names a record
-    float weight[max_splits][kHeads];  ///< what a row's sums are worth in the output, where one split has them all
-    float keep[kHeads];                ///< what older sums are worth after this chunk raised the maximum
+    float weight[max_splits][kHeads];              ///< of each split's sums in the output
+    float keep[kHeads];                            ///< what older sums are worth after this chunk raised the maximum
 };
 
 /// decode_latency's tile in this kernel's shared memory: any number of splits, whose partial outputs are exchanged.
@@ -67,8 +67,8 @@ __device__ SharedAddress piece_empty(const Place<T>& at, int i) {
     return at.base + offsetof(typename T::Small, piece_empty) + i * 8;
 }
 template <class T>
-__device__ SharedAddress handed_over(const Place<T>& at) {
-    return at.base + offsetof(typename T::Small, handed_over);
+__device__ SharedAddress sums_stored(const Place<T>& at) {
+    return at.base + offsetof(typename T::Small, sums_stored);
 }
 template <class T>
 __device__ BalancedShared<T::heads>& small_shared(unsigned char* shared) {
@@ -84,8 +84,8 @@ __device__ Columns enter(const Params& params, Place<T>& at, const Piece& piece)
     return columns_of_counts<T>(params.call, piece.first_active, piece.second_active, at.lane, piece.split);
 }
 
-/// n / splits.
-__device__ inline int divide_by_splits(const Params& params, int n) {
+/// n / splits, of a number that is known at run time only.
+__device__ inline int divide_by_row_splits(const Params& params, int n) {
     if (params.call.splits == 1) return n;
     return static_cast<int>(__umulhi(n, params.call.split_multiplier) >> params.call.split_shift);
 }
@@ -94,7 +94,8 @@ __device__ inline int divide_by_splits(const Params& params, int n) {
 __device__ inline int number_of(const Params& params, const Columns& columns, int split, int i) {
     const int splits = params.call.splits;
     if (split + i * splits < columns.first_end) return split + i * splits;
-    const int of_first = split < columns.first_end ? divide_by_splits(params, columns.first_end - 1 - split) + 1 : 0;
+    const int of_first =
+        split < columns.first_end ? divide_by_row_splits(params, columns.first_end - 1 - split) + 1 : 0;
     return columns.second_first + (i - of_first) * splits;
 }
 

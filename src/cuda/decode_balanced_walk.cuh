@@ -1,6 +1,6 @@
 // Which chunks are a CTA's, and in which order it takes them. All chunks of the batch stand in one line: row after row,
 // of a row tile after tile of heads, of a tile split after split. Every CTA gets as many of them, one after the other,
-// but at least as many as the longest split has: so no split lies in more than two CTAs.
+// but no fewer than the longest split may have: so no split lies in more than two CTAs.
 #pragma once
 
 #include "cuda/decode_balanced_tile.cuh"
@@ -14,12 +14,12 @@ struct RowColumns {
 
     __device__ int chunks() const { return chunks_of(first) + chunks_of(second); }
     /// At least the chunks of each split.
-    __device__ int longest_split(const Params& params) const {
+    __device__ int most_of_a_split(const Params& params) const {
         return steps(params, chunks_of(first)) + steps(params, chunks_of(second));
     }
     /// How many of n chunks belong to the split of the first one.
     __device__ static int steps(const Params& params, int n) {
-        return n <= 0 ? 0 : divide_by_splits(params, n - 1) + 1;
+        return n <= 0 ? 0 : divide_by_row_splits(params, n - 1) + 1;
     }
     __device__ static int chunks_of(int columns) { return (columns + chunk_keys - 1) / chunk_keys; }
 };
@@ -64,10 +64,10 @@ template <class T>
 __device__ void take_one_split(const Params& params, BalancedShared<T::heads>& shared) {
     if (threadIdx.x == 0) {
         Piece piece{};
-        const int tile = divide_by_splits(params, static_cast<int>(blockIdx.x));
+        const int tile = divide_by_row_splits(params, static_cast<int>(blockIdx.x));
         piece.split = static_cast<int>(blockIdx.x) - tile * params.call.splits;
-        piece.row = tile / params.tiles;
-        piece.tile = tile - piece.row * params.tiles;
+        piece.row = tile / params.tiles_of_row;
+        piece.tile = tile - piece.row * params.tiles_of_row;
         if (piece.row < params.rows) {
             const RowColumns columns = columns_of<T>(params, piece.row);
             piece.first_active = columns.first;
@@ -75,9 +75,9 @@ __device__ void take_one_split(const Params& params, BalancedShared<T::heads>& s
             piece.length = piece.end = length_of_split<T>(params, columns, piece.split);
         }
         shared.share.chunks = piece.length;
-        shared.share.ends[0] = piece;
+        shared.share.first = piece;
         piece.begin = max(piece.end - 1, 0);
-        shared.share.ends[1] = piece;
+        shared.share.last = piece;
     }
     __syncthreads();
 }
@@ -92,9 +92,9 @@ __device__ void find_share(const Params& params, const Place<T>& at, BalancedSha
     int total = 0, longest = 0;
     const auto add_rows = [&](int row) {
         columns = row < params.rows ? columns_of<T>(params, row) : RowColumns{0, 0};
-        chunks = columns.chunks() * params.tiles;
+        chunks = columns.chunks() * params.tiles_of_row;
         const int inclusive = warp_prefix_sum(chunks, at.lane);
-        const int of_warp = __reduce_max_sync(all_lanes, columns.longest_split(params));
+        const int of_warp = __reduce_max_sync(all_lanes, columns.most_of_a_split(params));
         if (at.lane == 31) {
             shared.sums[at.warp] = inclusive;
             shared.largest[at.warp] = of_warp;
@@ -128,7 +128,8 @@ __device__ void find_share(const Params& params, const Place<T>& at, BalancedSha
         for (int i = 0; i < 2; ++i) {
             const int chunk = i == 0 ? begin : end - 1;
             if (begin < end && chunk >= before && chunk < before + chunks)
-                shared.share.ends[i] = piece_from<T>(params, row + thread, columns, chunk - before);
+                (i == 0 ? shared.share.first : shared.share.last) =
+                    piece_from<T>(params, row + thread, columns, chunk - before);
         }
     }
     __syncthreads();
@@ -140,40 +141,40 @@ template <class T>
 class Walk {
    public:
     __device__ Walk(const Params& params, const Share& share)
-        : params_(params), share_(share), next_(share.ends[0]), left_(share.chunks) {
+        : params_(params), share_(share), next_(share.first), left_(share.chunks) {
         if (left_ == 0) return;
-        const Piece& last = share.ends[1];
+        const Piece& last = share.last;
         if (next_.row == last.row && next_.tile == last.tile && next_.split == last.split) {
-            first_is_left_ = is_alone_ = true;
+            first_is_left_ = has_one_piece_ = true;
             left_ = 0;
             return;
         }
-        lead_is_next_ = last.begin + 1 < last.length;
-        if (lead_is_next_) left_ -= last.begin + 1;
+        hands_over_next_ = last.begin + 1 < last.length;
+        if (hands_over_next_) left_ -= last.begin + 1;
         first_is_left_ = next_.goes_on();
         if (first_is_left_) left_ -= next_.end - next_.begin;
-        fresh_ = !first_is_left_;
+        next_is_ready_ = !first_is_left_;
     }
 
     __device__ bool next(Piece& piece) {
-        if (lead_is_next_) {
-            lead_is_next_ = false;
-            piece = share_.ends[1];
+        if (hands_over_next_) {
+            hands_over_next_ = false;
+            piece = share_.last;
             piece.end = piece.begin + 1;
             piece.begin = 0;
             return true;
         }
         if (left_ > 0) {
-            if (!fresh_) advance();
-            fresh_ = false;
+            if (!next_is_ready_) advance();
+            next_is_ready_ = false;
             piece = next_;
             left_ -= piece.length;
             return true;
         }
         if (!first_is_left_) return false;
         first_is_left_ = false;
-        piece = share_.ends[0];
-        if (is_alone_) piece.end = share_.ends[1].begin + 1;
+        piece = share_.first;
+        if (has_one_piece_) piece.end = share_.last.begin + 1;
         return true;
     }
 
@@ -184,7 +185,7 @@ class Walk {
         do {
             if (++next_.split == params_.call.splits) {
                 next_.split = 0;
-                if (++next_.tile == params_.tiles) {
+                if (++next_.tile == params_.tiles_of_row) {
                     next_.tile = 0;
                     do columns = columns_of<T>(params_, ++next_.row);
                     while (columns.chunks() == 0);
@@ -200,9 +201,9 @@ class Walk {
 
     const Params& params_;
     const Share& share_;  ///< in shared memory
-    Piece next_;          ///< or the last one, of the splits that lie in this CTA alone
-    int left_;            ///< chunks of those
-    bool lead_is_next_ = false, first_is_left_ = false, fresh_ = false, is_alone_ = false;
+    Piece next_;          ///< of the splits that lie wholly in this CTA: the next one, or what advance() goes on from
+    int left_;            ///< chunks of those that have not been given out
+    bool hands_over_next_ = false, first_is_left_ = false, next_is_ready_ = false, has_one_piece_ = false;
 };
 
 }  // namespace sparsemla::detail::balanced

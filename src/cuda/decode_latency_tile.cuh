@@ -66,7 +66,7 @@ struct Tile {
 /// Who this thread is and where its CTA's memory lies.
 template <class T>
 struct Place {
-    SharedAddress base;  ///< of the CTA's shared memory: SmallShared, then T::layout
+    SharedAddress base;  ///< of the CTA's shared memory: T::Small, then T::layout
     SharedAddress stages;
     int row;
     int first_head;

@@ -24,8 +24,9 @@ using Launch = void (*)(const DecodeParams&, Stream);
 
 bool is_balanced(const Plan& plan) { return plan.kernel == &balanced_kernel; }
 
-/// decode_balanced: three splits of two chunks for two CTAs, which cut one of them. decode_latency is made for the
-/// splits of Transport::weights; of others two, as more need more shared memory in some tilings.
+/// decode_balanced: three splits of two chunks of each source, for a CTA each, or for two CTAs that cut one of them.
+/// decode_latency is made for the splits of Transport::weights; of others two, as more need more shared memory in some
+/// tilings.
 int splits_of(const Plan& plan) {
     if (is_balanced(plan)) return 3;
     return plan.tiling->transport == Transport::weights ? plan.schedule.splits : std::min(plan.schedule.splits, 2);
@@ -59,9 +60,9 @@ Plan plan_of_check(const Plan& plan) {
     }
     check.schedule.splits = splits_of(plan);
     if (is_balanced(plan)) {
-        check.device.sms = 2;
+        check.device.sms = balanced_shape(plan).one_split_each ? splits_of(plan) : 2;
         check.workspace_bytes = balanced_workspace(check).bytes;
-        check.state_bytes = balanced::state_bytes(1, check.device.sms);
+        check.state_bytes = balanced_state_bytes(check);
     }
     // A scale whose half the format of P holds too: the check's weights are 1 and 2.
     check.schedule.p_scale = plan.schedule.p_format == PFormat::e4m3 ? 448.0F : 32768.0F;
@@ -217,7 +218,14 @@ void run_step(const Plan& check, std::int64_t active, Step& step, Launch launch)
     check_cuda(cudaMemcpyAsync(step.lse.data(), call.lse, step.lse.size() * sizeof(float), cudaMemcpyDeviceToHost,
                                stream.get()),
                "cudaMemcpyAsync");
+    std::vector<std::uint8_t> state_after(check.state_bytes);
+    check_cuda(
+        cudaMemcpyAsync(state_after.data(), call.state, state_after.size(), cudaMemcpyDeviceToHost, stream.get()),
+        "cudaMemcpyAsync");
     check_cuda(cudaStreamSynchronize(stream.get()), "self-test of a kernel");
+    if (std::ranges::any_of(state_after, [](std::uint8_t byte) { return byte != 0; }))
+        throw Error(ErrorKind::device, "self-test of " + check.schedule.kernel, "a state of zeros after the call",
+                    "others");
 }
 
 void run_check(const Plan& plan, std::int64_t active, Launch launch) {
@@ -234,11 +242,14 @@ void run_check(const Plan& plan, std::int64_t active, Launch launch) {
 void self_test(const Plan& plan, Launch launch) {
     static std::mutex mutex;
     static std::set<std::string> passed;
-    const std::string key = plan.schedule.kernel + " " + std::to_string(plan.device.device.index) + " " +
-                            std::string(name(plan.problem.query_dtype)) + " " + std::to_string(d_qk(plan.problem)) +
-                            " " + std::to_string(plan.problem.sources.size()) +
-                            (has_one_chunk(plan) ? " one " : " more ") + std::to_string(plan.schedule.chunk) + " " +
-                            std::to_string(splits_of(plan)) + " " + to_string(*plan.tiling);
+    const std::string key =
+        plan.schedule.kernel + " " + std::to_string(plan.device.device.index) + " " +
+        std::string(name(plan.problem.query_dtype)) + " " + std::string(name(plan.schedule.p_format)) + " " +
+        std::to_string(d_qk(plan.problem)) + " " + std::to_string(plan.problem.sources.size()) +
+        (is_balanced(plan)     ? (balanced_shape(plan).one_split_each ? " each " : " shared ")
+         : has_one_chunk(plan) ? " one "
+                               : " more ") +
+        std::to_string(plan.schedule.chunk) + " " + std::to_string(splits_of(plan)) + " " + to_string(*plan.tiling);
     const std::lock_guard lock(mutex);
     if (passed.contains(key)) return;
     run_check(plan, few_columns(plan), launch);
