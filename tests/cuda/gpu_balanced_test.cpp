@@ -25,12 +25,12 @@ Result run(Step& step, const Plan& plan, DeviceCall& call) {
 constexpr int grids[] = {1, 2, 3, 5, 8, 13, 29, 64, 132};
 
 /// Several grids, tiles and ways to gather; returns after the first that differs.
-void expect_bits_of_latency(Step& step, const PlanOptions& schedule, const std::string& what) {
+void expect_bits_of_latency(Step& step, const PlanOptions& schedule, const std::string& what, bool with_oracle = true) {
     PlanOptions latency = schedule;
     latency.kernel = "decode_latency";
     const Result expected = step.run(step.plan(latency));
     const int splits = schedule.splits.value_or(1);
-    expect_oracle(step, expected);
+    if (with_oracle) expect_oracle(step, expected);
     for (const int tile : {16, 32})
         for (const int sms : grids) {
             PlanOptions options = schedule;
@@ -65,11 +65,15 @@ TEST_F(GpuBalanced, BitsDoNotDependOnWhereCtasBeginAndEnd) {
         spec.sinks = bits() % 2 == 0;
         spec.out_dtype = bits() % 4 == 0 ? DType::f32 : DType::bf16;
         Step step = random_step(spec, 500 + number);
-        // A split may be cut where its source changes, and the second one may count as nothing.
-        for (SourceArgs& source : step.args.sources) source.k_scale.value = pick({1.0F, 0.375F, 0x1p-90F}, bits);
+        // A split may be cut where its source changes. Beside a scale that is 2^80 times larger the second source may
+        // count as nothing (docs/numerics.md): then it does so in both kernels.
+        float scales[] = {1.0F, 1.0F};
+        for (std::size_t i = 0; i < step.args.sources.size(); ++i)
+            step.args.sources[i].k_scale.value = scales[i] = pick({1.0F, 0.375F, 0x1p-90F}, bits);
+        const bool with_oracle = scales[1] > 0x1p-80F * scales[0];
         for (const int splits : {1, 1 + static_cast<int>(bits() % 16)}) {
             const PFormat format = number % 2 == 0 ? PFormat::f16 : PFormat::e4m3;
-            expect_bits_of_latency(step, {.p_format = format, .splits = splits}, to_string(spec));
+            expect_bits_of_latency(step, {.p_format = format, .splits = splits}, to_string(spec), with_oracle);
             if (HasFailure()) return;
         }
     }
