@@ -38,7 +38,7 @@ int ctas_of(const Problem& problem, const DeviceSpec& device, int heads, int spl
 }
 
 bool fits_shared_memory(const Problem& problem, const DeviceSpec& device, const Layout& layout) {
-    return shared_layout(layout.heads, static_cast<int>(d_qk(problem)), layout.stages).bytes <=
+    return shared_layout(layout.heads, form_of(problem), layout.stages).bytes <=
            static_cast<std::size_t>(device.shared_memory_bytes);
 }
 
@@ -158,7 +158,7 @@ BalancedShape balanced_shape(const Plan& plan) {
     return {.ctas = ctas,
             .tiles = tiles_of(plan.problem, heads),
             .one_split_each = tiles_of_rows(plan.problem, heads) * plan.schedule.splits == ctas,
-            .shared_bytes = shared_layout(heads, static_cast<int>(d_qk(plan.problem)), plan.tiling->stages).bytes};
+            .shared_bytes = shared_layout(heads, form_of(plan.problem), plan.tiling->stages).bytes};
 }
 
 WorkspaceLayout balanced_workspace(const Plan& plan) {

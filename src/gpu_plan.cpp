@@ -20,8 +20,22 @@ constexpr float smallest_p_scale = 0x1p-16F;
 
 constexpr float largest_p_scale(PFormat format) { return format == PFormat::e4m3 ? 448.0F : 32768.0F; }
 
-PFormat p_format_of(const PlanOptions& options) { return options.p_format.value_or(PFormat::f16); }
-float p_scale_of(const PlanOptions& options) { return options.p_scale.value_or(largest_p_scale(p_format_of(options))); }
+/// What P may be; the first one is the default.
+std::vector<PFormat> p_formats_of(const Problem& problem) {
+    const StageLayout stage = stage_layout(form_of(problem));
+    if (stage.codes == 0) return {PFormat::bf16};
+    // Scales of groups are multiplied into P: E4M3 would be rounded twice.
+    if (stage.has_groups()) return {PFormat::f16};
+    return {PFormat::f16, PFormat::e4m3};
+}
+
+PFormat p_format_of(const Problem& problem, const PlanOptions& options) {
+    return options.p_format.value_or(p_formats_of(problem).front());
+}
+float p_scale_of(const Problem& problem, const PlanOptions& options) {
+    const PFormat format = p_format_of(problem, options);
+    return options.p_scale.value_or(format == PFormat::bf16 ? 1.0F : largest_p_scale(format));
+}
 
 std::optional<std::string> refuse_device(const DeviceSpec& device) {
     if (!gpu_built()) return "this build has no CUDA part";
@@ -35,18 +49,25 @@ std::optional<std::string> refuse_sources(const Problem& problem) {
     for (std::size_t i = 0; i < problem.sources.size(); ++i) {
         const SourceProblem& source = problem.sources[i];
         const std::string argument = "sources[" + std::to_string(i) + "].";
-        if (source.record != Record::fp8_576 && source.record != Record::fp8_512)
-            return must_be(argument + "record", "fp8 of 576 or 512 bytes", to_string(source.record));
+        if (stage_form(source.record) != form_of(problem))
+            return must_be(argument + "record",
+                           "the record of source 0 (fp8_v41 and nvfp4_v41 may stand beside each other)",
+                           to_string(source.record));
         if (source.width > max_width)
             return must_be(argument + "width", "0 .. " + std::to_string(max_width), std::to_string(source.width));
     }
     return std::nullopt;
 }
 
-std::optional<std::string> refuse_schedule(const PlanOptions& options) {
-    const PFormat format = p_format_of(options);
-    if (format != PFormat::f16 && format != PFormat::e4m3) return must_be("p_format", "p_f16 or p_e4m3", name(format));
-    const float p_scale = p_scale_of(options);
+std::optional<std::string> refuse_schedule(const Problem& problem, const PlanOptions& options) {
+    const PFormat format = p_format_of(problem, options);
+    const std::vector<PFormat> formats = p_formats_of(problem);
+    if (std::ranges::find(formats, format) == formats.end()) {
+        std::string allowed(name(formats.front()));
+        for (std::size_t i = 1; i < formats.size(); ++i) allowed += " or " + std::string(name(formats[i]));
+        return must_be("p_format", allowed + " with " + to_string(problem.sources[0].record), name(format));
+    }
+    const float p_scale = p_scale_of(problem, options);
     if (!(p_scale >= smallest_p_scale && p_scale <= largest_p_scale(format)))
         return must_be("p_scale",
                        "2^-16 .. " + std::to_string(static_cast<int>(largest_p_scale(format))) + " with " +
@@ -72,6 +93,8 @@ std::optional<std::string> refuse_range(std::string_view what, std::optional<int
     return must_be(what, std::to_string(low) + " .. " + std::to_string(high), std::to_string(*value));
 }
 
+StageForm form_of(const Problem& problem) { return stage_form(problem.sources[0].record); }
+
 int tiles_of(const Problem& problem, int heads) {
     return static_cast<int>(std::max<std::int64_t>(1, (problem.heads + heads - 1) / heads));
 }
@@ -93,7 +116,7 @@ std::int64_t usual_chunks(const Problem& problem, const PlanOptions& options) {
 std::optional<std::string> refuse_on_gpu(const Problem& problem, const DeviceSpec& device, const PlanOptions& options) {
     if (auto reason = refuse_device(device)) return reason;
     if (auto reason = refuse_sources(problem)) return reason;
-    if (auto reason = refuse_schedule(options)) return reason;
+    if (auto reason = refuse_schedule(problem, options)) return reason;
     if (auto reason = refuse_range("splits", options.splits, 1, max_splits)) return reason;
     if (auto reason = refuse_range("stages", options.stages, 1, max_stages)) return reason;
     if (options.usual_columns && *options.usual_columns < 1)
@@ -105,8 +128,8 @@ std::optional<std::string> refuse_on_gpu(const Problem& problem, const DeviceSpe
 
 Schedule gpu_schedule(const Kernel& kernel, const Problem& problem, const PlanOptions& options, int splits) {
     return {.kernel = std::string(kernel.name),
-            .p_format = p_format_of(options),
-            .p_scale = p_scale_of(options),
+            .p_format = p_format_of(problem, options),
+            .p_scale = p_scale_of(problem, options),
             .anchor = Anchor::split_running_max,
             .splits = splits,
             .columns = ColumnRule::round_robin,

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "kernels.h"
+#include "stage_layout.h"
 
 namespace sparsemla::detail {
 
@@ -22,6 +23,9 @@ std::optional<std::string> refuse_on_gpu(const Problem& problem, const DeviceSpe
 
 /// Of a problem and options that are not refused.
 Schedule gpu_schedule(const Kernel& kernel, const Problem& problem, const PlanOptions& options, int splits);
+
+/// How the kernels hold the problem's records: one form for all sources.
+StageForm form_of(const Problem& problem);
 
 /// Tiles of `heads` heads that a row of the problem has; at least 1.
 int tiles_of(const Problem& problem, int heads);

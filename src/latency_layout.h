@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "stage_layout.h"
+
 namespace sparsemla::detail::latency {
 
 inline constexpr int chunk_keys = 64;  ///< columns that a CTA takes at a time: the M of one wgmma
@@ -19,9 +21,6 @@ inline constexpr int unit_dims = 16;   ///< dimensions of the output that a warp
 inline constexpr int units = 512 / unit_dims;
 inline constexpr int quad_bytes = 512;  ///< 8 heads of a unit: 32 lanes of 4 floats
 inline constexpr int head_tiles[] = {16, 32};
-
-/// Bytes between two records in shared memory: 16 more than the record, so that 8 rows of 16 bytes meet all banks.
-constexpr int record_pitch(int d_qk) { return d_qk + 16; }
 
 /// Floats between two heads of the partial scores: 2 * 68 % 32 = 8 spreads a warp's stores over all banks.
 inline constexpr int score_pitch = chunk_keys + 4;
@@ -46,18 +45,19 @@ constexpr std::size_t small_shared_bytes(int heads) {
 
 /// What a CTA's shared memory depends on.
 struct SharedShape {
-    int heads = 16, d_qk = 576;
+    int heads = 16;
+    StageForm form = StageForm::codes_576;
     int splits = 1, stages = 1;
     bool exchanges_weights = false;
 };
 
 /// Byte offsets in a CTA's shared memory. The inbox is memory of its own: peers may write to it at any time.
 struct SharedLayout {
-    std::size_t weights = 0;  ///< P: f16 [heads][chunk_keys], 128-byte swizzle
+    std::size_t weights = 0;  ///< P: halves [weight_tiles][heads][chunk_keys], 128-byte swizzle
     std::size_t query = 0;    ///< halves [d_qk / 16][heads][16], 32-byte swizzle
     std::size_t scores = 0;   ///< f32 [2][heads][score_pitch]: from each half of the dimensions, its dot products
     std::size_t inbox = 0;    ///< f32 [splits][units of this CTA][heads / 8][32 lanes][4], or P of each split
-    std::size_t stages = 0;   ///< bytes [stages][chunk_keys][record_pitch]
+    std::size_t stages = 0;   ///< bytes [stages][stage_bytes]
     std::size_t slices = 0;   ///< bytes [splits - 1][chunk_keys][slice_pitch], in place of all stages but the first
     std::size_t bytes = 0;
 };
@@ -66,15 +66,15 @@ struct SharedLayout {
 constexpr SharedLayout shared_layout(const SharedShape& shape) {
     SharedLayout layout;
     layout.weights = small_shared_bytes(shape.heads);
-    layout.query = layout.weights + std::size_t(shape.heads) * chunk_keys * 2;
-    layout.scores = layout.query + std::size_t(shape.d_qk) * shape.heads * 2;
+    layout.query = layout.weights + std::size_t(weight_tiles(shape.form)) * shape.heads * chunk_keys * 2;
+    layout.scores = layout.query + std::size_t(stage_layout(shape.form).d_qk) * shape.heads * 2;
     layout.inbox = round_up(layout.scores + std::size_t(2) * shape.heads * score_pitch * 4, 1024);
     const std::size_t inbox_bytes =
         shape.splits == 1 ? 0 : std::size_t(shape.splits) * units_of_cta(shape.splits) * (shape.heads / 8) * quad_bytes;
     layout.stages = round_up(layout.inbox + inbox_bytes, 128);
-    const std::size_t stage_bytes = std::size_t(chunk_keys) * record_pitch(shape.d_qk);
-    layout.slices = layout.stages + stage_bytes;
-    layout.bytes = layout.stages + shape.stages * stage_bytes;
+    const std::size_t bytes_of_stage = static_cast<std::size_t>(stage_bytes(shape.form));
+    layout.slices = layout.stages + bytes_of_stage;
+    layout.bytes = layout.stages + shape.stages * bytes_of_stage;
     if (shape.exchanges_weights)
         layout.bytes = std::max(layout.bytes,
                                 layout.slices + std::size_t(shape.splits - 1) * chunk_keys * slice_pitch(shape.splits));

@@ -29,7 +29,7 @@ struct Layout {
 
 SharedLayout shared_of(const Problem& problem, const Layout& layout) {
     return shared_layout({.heads = layout.heads,
-                          .d_qk = static_cast<int>(d_qk(problem)),
+                          .form = form_of(problem),
                           .splits = layout.splits,
                           .stages = layout.stages,
                           .exchanges_weights = layout.transport == Transport::weights});
@@ -41,7 +41,7 @@ bool fits_shared_memory(const Problem& problem, const DeviceSpec& device, const 
 
 /// Transport::bulk: the partial sums, staged where the records were.
 bool fits_stages(const Problem& problem, const Layout& layout) {
-    const std::size_t room = std::size_t{chunk_keys} * record_pitch(static_cast<int>(d_qk(problem))) * layout.stages;
+    const auto room = static_cast<std::size_t>(stage_bytes(form_of(problem)) * layout.stages);
     return std::size_t{units} * layout.heads / 8 * quad_bytes <= room;
 }
 
@@ -52,8 +52,8 @@ Layout with_transport(Layout layout, const Problem& problem, const DeviceSpec& d
         return layout;
     }
     layout.transport = Transport::weights;
-    if (!can_exchange_weights(layout.splits) || usual_chunks(problem, options) > layout.splits ||
-        !fits_shared_memory(problem, device, layout))
+    if (!stage_layout(form_of(problem)).is_plain() || !can_exchange_weights(layout.splits) ||
+        usual_chunks(problem, options) > layout.splits || !fits_shared_memory(problem, device, layout))
         layout.transport = Transport::stores;
     return layout;
 }
@@ -79,6 +79,11 @@ std::optional<std::string> refuse_layout(const Problem& problem, const DeviceSpe
     if (resident_clusters(device, layout) < 1)
         return must_be("splits * cluster_tiles", "a cluster size that the device can hold",
                        std::to_string(layout.splits * layout.cluster_tiles));
+    if (!stage_layout(form_of(problem)).is_plain() && layout.transport == Transport::weights)
+        return must_be("transport", "stores or bulk with records of scales or BF16 values", "weights");
+    if (!stage_layout(form_of(problem)).is_plain() && layout.cluster_tiles > 1)
+        return must_be("cluster_tiles", "1 with records of scales or BF16 values",
+                       std::to_string(layout.cluster_tiles));
     if (layout.transport == Transport::weights && !can_exchange_weights(layout.splits))
         return must_be("splits", "2, 4 or 8 with transport weights", std::to_string(layout.splits));
     if (layout.transport == Transport::bulk && !fits_stages(problem, layout))
@@ -153,7 +158,9 @@ Layout fitted(const TuningRow& row, const Problem& problem) {
     return {.splits = splits,
             .heads = row.tile_heads,
             .stages = static_cast<int>(std::min<std::int64_t>(stages, chunks_of_cta)),
-            .cluster_tiles = std::min(row.cluster_tiles, tiles_of(problem, row.tile_heads))};
+            .cluster_tiles = stage_layout(form_of(problem)).is_plain()
+                                 ? std::min(row.cluster_tiles, tiles_of(problem, row.tile_heads))
+                                 : 1};
 }
 
 /// The layout of a row of the table for this problem, where it can be launched.

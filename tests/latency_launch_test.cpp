@@ -201,7 +201,7 @@ TEST_F(LatencyLaunch, APlanIsAFunctionOfItsInput) {
 // ---------------------------------------------------------------------------------------------------------------------
 bool bulk_fits(int heads, int stages, int of_d_qk) {
     return latency::units * heads / 8 * latency::quad_bytes <=
-           stages * latency::chunk_keys * latency::record_pitch(of_d_qk);
+           stages * detail::stage_bytes(of_d_qk == 576 ? detail::StageForm::codes_576 : detail::StageForm::codes_512);
 }
 
 std::string text_of(const PlanOptions& options) {

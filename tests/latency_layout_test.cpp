@@ -10,6 +10,11 @@ namespace {
 
 namespace latency = detail::latency;
 
+constexpr detail::StageForm forms[] = {detail::StageForm::codes_576,   detail::StageForm::codes_512,
+                                       detail::StageForm::groups_576,  detail::StageForm::groups_512,
+                                       detail::StageForm::blocks_rope, detail::StageForm::blocks_512,
+                                       detail::StageForm::blocks_576,  detail::StageForm::wide_576};
+
 TEST(LatencyLayout, UnitsCoverTheOutputAndOwnersFollow) {
     for (int splits = 1; splits <= latency::max_splits; ++splits) {
         const int per_cta = latency::units_of_cta(splits);
@@ -37,7 +42,7 @@ void expect_in_order(const latency::SharedShape& shape) {
     const int quads = shape.splits * latency::units_of_cta(shape.splits) * shape.heads / 8;
     const auto inbox = shape.splits == 1 ? 0 : static_cast<std::size_t>(quads * latency::quad_bytes);
     EXPECT_LE(layout.inbox + inbox, layout.stages) << "the inbox reaches into the records";
-    const std::size_t stage = std::size_t{latency::chunk_keys} * latency::record_pitch(shape.d_qk);
+    const std::size_t stage = static_cast<std::size_t>(detail::stage_bytes(shape.form));
     EXPECT_EQ(layout.bytes - layout.stages, shape.stages * stage);
     if (!latency::can_exchange_weights(shape.splits)) return;
     EXPECT_LE(shape.splits * shape.heads * latency::chunk_keys * 2, layout.stages - layout.inbox);
@@ -49,10 +54,10 @@ void expect_in_order(const latency::SharedShape& shape) {
 
 TEST(LatencyLayout, PartsOfSharedMemoryLieInOrder) {
     for (const int heads : latency::head_tiles)
-        for (const int d_qk : {512, 576})
+        for (const detail::StageForm form : forms)
             for (int splits = 1; splits <= latency::max_splits; ++splits)
                 for (int stages = 1; stages <= latency::max_stages; ++stages)
-                    expect_in_order({heads, d_qk, splits, stages});
+                    expect_in_order({heads, form, splits, stages});
 }
 
 }  // namespace

@@ -25,13 +25,23 @@ struct Params {
 /// Which instantiation.
 struct Variant {
     int heads;  ///< of a CTA
-    int d_qk;
-    bool bf16_query;
+    StageForm form;
+    bool bf16_query;  ///< as of latency::Variant
     bool two_sources;
 };
 
-/// Allows the launches of one instantiation on the current device, and loads it.
-void prepare_kernel(const Variant& variant, std::size_t shared_bytes);
-void launch_kernel(const Variant& variant, const LaunchConfig& config, const Params& params);
+/// Allows the launches of one instantiation on the current device, and loads it: of plain forms, and of the others,
+/// which are compiled apart.
+void prepare_plain_kernel(const Variant& variant, std::size_t shared_bytes);
+void prepare_form_kernel(const Variant& variant, std::size_t shared_bytes);
+void launch_plain_kernel(const Variant& variant, const LaunchConfig& config, const Params& params);
+void launch_form_kernel(const Variant& variant, const LaunchConfig& config, const Params& params);
+
+inline void prepare_kernel(const Variant& variant, std::size_t shared_bytes) {
+    (stage_layout(variant.form).is_plain() ? prepare_plain_kernel : prepare_form_kernel)(variant, shared_bytes);
+}
+inline void launch_kernel(const Variant& variant, const LaunchConfig& config, const Params& params) {
+    (stage_layout(variant.form).is_plain() ? launch_plain_kernel : launch_form_kernel)(variant, config, params);
+}
 
 }  // namespace sparsemla::detail::balanced

@@ -16,7 +16,7 @@ using namespace balanced;
 
 Variant variant_of(const Plan& plan) {
     return {.heads = plan.tiling->heads,
-            .d_qk = static_cast<int>(d_qk(plan.problem)),
+            .form = stage_form(plan.problem.sources[0].record),
             .bf16_query = plan.problem.query_dtype == DType::bf16,
             .two_sources = plan.problem.sources.size() == 2};
 }

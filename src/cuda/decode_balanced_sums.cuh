@@ -16,7 +16,7 @@ struct Handover {
     static constexpr int parts = T::units_of_warp * T::quads;  ///< of four sums
 
     float4* outputs;  ///< [parts][threads]
-    float2* running;  ///< [heads of a warp][threads]
+    float2* running;  ///< [heads of a warp][threads], then the anchors
 
     __device__ Handover(const Params& params, int cta) {
         outputs = reinterpret_cast<float4*>(params.handovers + cta * params.handover_bytes) + threadIdx.x;
@@ -36,6 +36,13 @@ __device__ void hand_unit_over(const Params& params, int i, const float (&sums)[
                                                                  sums[4 * j + 3]};
 }
 
+/// Lane j hands over fields[j].
+template <class T>
+__device__ int field_of_lane(const Place<T>& at, const Anchors<T>& anchors) {
+    const int(&fields)[4] = anchors.fields;
+    return at.lane == 0 ? fields[0] : at.lane == 1 ? fields[1] : at.lane == 2 ? fields[2] : fields[3];
+}
+
 /// What goes on beside the units; the helpers tell the next CTA once all warps have come here.
 template <class T>
 __device__ void hand_running_over(const Params& params, const Place<T>& at, const Partial<T>& partial) {
@@ -43,6 +50,9 @@ __device__ void hand_running_over(const Params& params, const Place<T>& at, cons
 #pragma unroll
     for (int i = 0; i < T::heads_of_warp; ++i)
         to.running[i * Handover<T>::threads] = {partial.running[i].max, partial.running[i].sum};
+    if constexpr (Anchors<T>::of_scales)
+        to.running[T::heads_of_warp * Handover<T>::threads] = {__int_as_float(field_of_lane(at, partial.anchors)),
+                                                               __int_as_float(partial.anchors.wide)};
     __syncwarp();
     arrive_as_warp(sums_stored(at), at.lane);
 }
@@ -68,6 +78,12 @@ __device__ void take_over(const Params& params, const Place<T>& at, Partial<T>& 
     for (int i = 0; i < T::heads_of_warp; ++i) {
         const float2 running = load_from_grid(from.running + i * Handover<T>::threads);
         partial.running[i] = {running.x, running.y};
+    }
+    if constexpr (Anchors<T>::of_scales) {
+        const float2 anchors = load_from_grid(from.running + T::heads_of_warp * Handover<T>::threads);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) partial.anchors.fields[j] = __shfl_sync(all_lanes, __float_as_int(anchors.x), j);
+        partial.anchors.wide = __float_as_int(anchors.y);
     }
     sync_multipliers();  // all have seen the flag
     if (threadIdx.x == 0) *flag = 0;

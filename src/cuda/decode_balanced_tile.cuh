@@ -47,11 +47,18 @@ struct BalancedShared {
 };
 
 /// decode_latency's tile in this kernel's shared memory: any number of splits, whose partial outputs are exchanged.
-template <int kHeads, int kDqk, Half kQuery, bool kTwoSources>
-struct BalancedTile : Tile<kHeads, kDqk, kQuery, kTwoSources, 0> {
+template <int kHeads, StageForm kForm, Half kQuery, bool kTwoSources>
+struct BalancedTile : Tile<kHeads, kForm, kQuery, kTwoSources, 0> {
     static constexpr int queries = balanced::queries;
     static constexpr bool units_take_turns = false;  // a warp merges what it holds: the same units of every split
-    static constexpr balanced::SharedLayout layout = balanced::shared_layout(kHeads, kDqk, 1);
+    static constexpr balanced::SharedLayout layout = balanced::shared_layout(kHeads, kForm, 1);
+    /// Such that nothing is spilled: 12 warps have 168 a thread together.
+    static constexpr int multiplier_registers =
+        kForm == StageForm::blocks_512                                                                      ? 184
+        : kForm == StageForm::blocks_rope || Tile<kHeads, kForm, kQuery, kTwoSources, 0>::record.is_plain() ? 200
+                                                                                                            : 192;
+    static constexpr int helper_registers =
+        (168 * (multiplying_warps + helper_warps) - multiplier_registers * multiplying_warps) / helper_warps;
     using Small = BalancedShared<kHeads>;
     static_assert(sizeof(Small) <= balanced::small_shared_bytes(kHeads));
     static_assert(layout.weights % SwizzledTile<128>::alignment_bytes == 0 &&

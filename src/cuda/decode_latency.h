@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "sparsemla/decode.h"
+#include "stage_layout.h"
 
 namespace sparsemla::detail {
 struct LaunchConfig;
@@ -15,16 +16,23 @@ namespace sparsemla::detail::latency {
 /// Which instantiation.
 struct Variant {
     int heads;  ///< of a CTA
-    int d_qk;
-    bool bf16_query;
-    bool two_sources;
+    StageForm form;
+    bool bf16_query;   ///< of plain forms; the others take both
+    bool two_sources;  ///< of plain forms; the others take both
     int fixed_splits;  ///< 1, or 2, 4 or 8 with Transport::weights; 0: any number
 };
 
 struct SourceView {
-    const std::byte* records;    ///< slot s at s * record bytes
-    const std::int32_t* slots;   ///< [rows][slots_row_stride]
-    const std::int32_t* counts;  ///< [rows], stride counts_stride; null: all columns
+    Record record;
+    bool planar;
+    const std::byte* records;        ///< contiguous: slot s at s * record bytes
+    const std::byte* rope;           ///< of records in two tensors; null: there is one
+    std::int64_t page_stride_bytes;  ///< planar
+    std::int64_t scales_of_page;     ///< from the page's begin (planar) or the record's to the scales
+    std::int32_t data_bytes;         ///< from one record to the next: all of it, its data (planar), its latent
+    std::int32_t scale_bytes;        ///< the same of scales (planar) or of the rope of records in two tensors
+    const std::int32_t* slots;       ///< [rows][slots_row_stride]
+    const std::int32_t* counts;      ///< [rows], stride counts_stride; null: all columns
     std::int64_t slots_row_stride;
     std::int64_t counts_stride;
     std::int64_t count_offset;
@@ -32,7 +40,8 @@ struct SourceView {
     std::int32_t chunks;  ///< of the whole list: ceil(width / chunk)
     std::int32_t num_slots;
     std::int32_t slots_per_page;
-    std::uint32_t page_multiplier;  ///< slot / slots_per_page = (slot * page_multiplier >> 32) >> page_shift
+    std::uint32_t page_multiplier;  ///< of gaps and planar records: slot / slots_per_page = (slot * page_multiplier >>
+                                    ///< 32) >> page_shift
     std::int32_t page_shift;
     std::int32_t page_size;  ///< slots of a page past this are absent
     float score_factor;      ///< from dot product to base-2 score, where no scale comes through a pointer
@@ -57,7 +66,9 @@ struct Params {
     std::int32_t tiles;          ///< of heads in a cluster, which share the records that each of them gathers
     std::uint32_t sharing_ctas;  ///< bit i: CTA i of the cluster has split 0
     bool gaps;                   ///< some source has slots_per_page > page_size
-    bool p_is_e4m3;              ///< P is rounded to E4M3, otherwise to FP16
+    bool query_is_e4m3;          ///< of forms that are not plain
+    bool narrow_copies;          ///< some source's records are only 8-byte aligned
+    bool p_is_e4m3;              ///< P is rounded to E4M3, otherwise to Tile::value_half
     bool out_is_f32;
     bool out_pairs;  ///< BF16 outputs of which two neighbours may be stored at once
     bool lse_natural;
@@ -84,8 +95,18 @@ struct Params {
     std::int64_t lse_head_stride;
 };
 
-/// Allows the launches of one instantiation on the current device, and loads it.
-void prepare_kernel(const Variant& variant, std::size_t shared_bytes);
-void launch_kernel(const Variant& variant, const LaunchConfig& config, const Params& params);
+/// Allows the launches of one instantiation on the current device, and loads it: of plain forms, and of the others,
+/// which are compiled apart.
+void prepare_plain_kernel(const Variant& variant, std::size_t shared_bytes);
+void prepare_form_kernel(const Variant& variant, std::size_t shared_bytes);
+void launch_plain_kernel(const Variant& variant, const LaunchConfig& config, const Params& params);
+void launch_form_kernel(const Variant& variant, const LaunchConfig& config, const Params& params);
+
+inline void prepare_kernel(const Variant& variant, std::size_t shared_bytes) {
+    (stage_layout(variant.form).is_plain() ? prepare_plain_kernel : prepare_form_kernel)(variant, shared_bytes);
+}
+inline void launch_kernel(const Variant& variant, const LaunchConfig& config, const Params& params) {
+    (stage_layout(variant.form).is_plain() ? launch_plain_kernel : launch_form_kernel)(variant, config, params);
+}
 
 }  // namespace sparsemla::detail::latency

@@ -2,9 +2,7 @@
 // 4, t = lane % 4.
 #pragma once
 
-#include "cuda/decode_latency_tile.cuh"
-#include "cuda/device/convert.cuh"
-#include "cuda/device/copies.cuh"
+#include "cuda/decode_latency_forms.cuh"
 #include "cuda/device/reduce.cuh"
 
 namespace sparsemla::detail::latency {
@@ -58,8 +56,8 @@ __device__ void start_scores(float (&scores)[T::heads / 2], const FragmentA (&ke
 /// tensor cores work on those before them; `meanwhile` runs beside the last ones. Products that were started before
 /// this call have ended when `meanwhile` runs: start_values relies on it.
 template <class T, class Meanwhile>
-__device__ void compute_scores(const Place<T>& at, int stage, float (&scores)[T::heads / 2],
-                               const Meanwhile& meanwhile) {
+__device__ void compute_plain_scores(const Place<T>& at, int stage, float (&scores)[T::heads / 2],
+                                     const Meanwhile& meanwhile) {
     // Of a group: the fragments of two groups are in registers.
     constexpr bool few_registers = T::query_half == Half::bf16 && T::two_sources;
     constexpr int steps = T::steps % 6 != 0 ? 4 : few_registers ? 3 : 6;
@@ -84,6 +82,17 @@ __device__ void compute_scores(const Place<T>& at, int stage, float (&scores)[T:
     pin(scores);
 }
 
+/// The same for every form.
+template <class T, class Meanwhile>
+__device__ void compute_scores(const Place<T>& at, int stage, float (&scores)[T::heads / 2],
+                               const Meanwhile& meanwhile) {
+    if constexpr (!T::record.is_plain()) {
+        FormScores<T>(at, stage, scores).compute(meanwhile);
+    } else {
+        compute_plain_scores(at, stage, scores, meanwhile);
+    }
+}
+
 /// This warpgroup's part of the scores to shared memory, [heads][keys].
 template <class T>
 __device__ void store_scores(const Place<T>& at, const float (&scores)[T::heads / 2]) {
@@ -101,11 +110,58 @@ struct Running {
     float sum = 0;
 };
 
+/// A lane's two keys of a chunk: P of one head to shared memory. Where codes have scales of groups, once for each
+/// group, times its scales.
+template <class T>
+struct WeightStore {
+    float scales[2][4];  ///< of a key's groups, in units of their anchors
+    float older[4];      ///< what older sums of the groups are worth
+
+    __device__ WeightStore(const Place<T>& at, int stage, Anchors<T>& anchors) {
+        if constexpr (T::record.has_groups()) {
+#pragma unroll
+            for (int key = 0; key < 2; ++key) {
+                const float4 of_key =
+                    load_shared<float4>(at.record(stage, 2 * at.lane + key) + T::record.scales_offset);
+                scales[key][0] = of_key.x;
+                scales[key][1] = of_key.y;
+                scales[key][2] = of_key.z;
+                scales[key][3] = of_key.w;
+            }
+#pragma unroll
+            for (int group = 0; group < 4; ++group) {
+                const int largest = max(exponent_field(__float_as_uint(scales[0][group])),
+                                        exponent_field(__float_as_uint(scales[1][group])));
+                older[group] = Anchors<T>::raise(anchors.fields[group], __reduce_max_sync(all_lanes, largest));
+                const float factor = Anchors<T>::of_scale(anchors.fields[group]);
+                scales[0][group] *= factor;
+                scales[1][group] *= factor;
+            }
+        }
+    }
+
+    __device__ void store(const Params& params, const Place<T>& at, int head, const float2& p) const {
+        const SharedAddress to = at.weights() + T::WeightTile::byte(head, at.lane / 4) + at.lane % 4 * 4;
+        if constexpr (T::record.has_groups()) {
+#pragma unroll
+            for (int group = 0; group < 4; ++group)
+                store_shared(to + group * T::weights_bytes,
+                             f32x2_to_f16x2(p.x * scales[0][group], p.y * scales[1][group]));
+        } else if constexpr (T::value_half == Half::bf16) {
+            store_shared(to, f32x2_to_bf16x2(p.x, p.y));
+        } else {
+            store_shared(to, params.p_is_e4m3 ? f32x2_to_e4m3_as_f16x2(p.x, p.y) : f32x2_to_f16x2(p.x, p.y));
+        }
+    }
+};
+
 /// Softmax of a chunk for heads heads_of_warp * warp .. by one warp, two keys a lane: scores to P, and what older sums
 /// are worth now.
 template <class T>
 __device__ void softmax(const Params& params, const Place<T>& at, float score_factor, float p_scale, int stage,
-                        Running (&running)[T::heads_of_warp]) {
+                        Anchors<T>& anchors, Running (&running)[T::heads_of_warp]) {
+    const WeightStore<T> weights(at, stage, anchors);
+    anchors.take(at, stage, weights.older);
     const int first_head = T::heads_of_warp * at.warp;
     const std::uint32_t present = load_shared_16(at.present(stage) + 2 * at.lane);
     float2 score[T::heads_of_warp];
@@ -127,9 +183,7 @@ __device__ void softmax(const Params& params, const Place<T>& at, float score_fa
         const float keep = exp2_approximate(old_max - anchor);
         const int head = first_head + i;
         const float2 power = {exp2_approximate(score[i].x - anchor), exp2_approximate(score[i].y - anchor)};
-        const float2 p = {power.x * p_scale, power.y * p_scale};
-        const std::uint32_t halves = params.p_is_e4m3 ? f32x2_to_e4m3_as_f16x2(p.x, p.y) : f32x2_to_f16x2(p.x, p.y);
-        store_shared(at.weights() + T::WeightTile::byte(head, at.lane / 4) + at.lane % 4 * 4, halves);
+        weights.store(params, at, head, {power.x * p_scale, power.y * p_scale});
         running[i].sum = running[i].sum * keep + (power.x + power.y);
         if (at.lane == 0) store_shared(at.keep(head), keep);
     }
@@ -162,25 +216,43 @@ struct ValueBytes {
     }
 };
 
-/// A unit of a stage's values.
+/// The codes of unit(i) of a stage's values, where there are any.
 template <class T>
-__device__ void fetch_values(const Place<T>& at, int stage, int unit, ValueBytes& bytes) {
-    bytes.fetch(at.stages + stage * T::stage_bytes + unit * unit_dims, T::pitch, at.lane);
+__device__ void fetch_values(const Place<T>& at, int stage, int i, ValueBytes& bytes) {
+    if (T::record.codes == 0 || Anchors<T>::is_wide(at, i)) return;
+    bytes.fetch(at.record(stage, 0) + at.unit(i) * unit_dims, T::pitch, at.lane);
+}
+
+/// What wgmma takes of unit(i), from its codes or else from the stage.
+template <class T>
+__device__ void prepare_values(const Place<T>& at, int stage, int i, const ValueBytes& bytes, const Anchors<T>& anchors,
+                               FragmentA (&values)[4]) {
+    if constexpr (T::record.codes == 0) {
+        load_wide_values(at, stage, at.unit(i), anchors, values);
+    } else if (Anchors<T>::is_wide(at, i)) {
+        load_wide_values(at, stage, at.unit(i), anchors, values);
+    } else {
+        bytes.to_halves(values);
+        if constexpr (T::record.has_blocks()) scale_values(at, stage, at.unit(i), values);
+    }
 }
 
 /// Sums of values times P: of unit(i), dims 2g, 2g + 1 and, for each 8 heads, heads 2t, 2t + 1.
 template <class T>
 using Outputs = float[T::units_of_warp][T::heads / 2];
 
-/// Older sums after a chunk that raised the maxima, and where the source changed, from its k_scale to the new one.
+/// Older sums after a chunk that raised the maxima or the anchors, and where the source changed, from its k_scale to
+/// the new one.
 template <class T>
-__device__ void rescale_outputs(const Place<T>& at, Outputs<T>& outputs, float source_factor) {
+__device__ void rescale_outputs(const Place<T>& at, Outputs<T>& outputs, float source_factor,
+                                const Anchors<T>& anchors) {
 #pragma unroll
     for (int j = 0; j < T::quads; ++j) {
         const float2 keep = load_shared<float2>(at.keep(8 * j + 2 * (at.lane % 4)));
-        const float2 factor = {keep.x * source_factor, keep.y * source_factor};
 #pragma unroll
         for (int i = 0; i < T::units_of_warp; ++i) {
+            const float older = Anchors<T>::of_scales ? source_factor * anchors.older[i] : source_factor;
+            const float2 factor = {keep.x * older, keep.y * older};
             outputs[i][4 * j] *= factor.x;
             outputs[i][4 * j + 1] *= factor.y;
             outputs[i][4 * j + 2] *= factor.x;
@@ -197,7 +269,7 @@ __device__ void start_unit(SharedAddress weights, float (&outputs)[kRegisters], 
     fence_mma();
 #pragma unroll
     for (int step = 0; step < 4; ++step)
-        mma_async<Half::f16>(outputs, values[step], descriptor + step * 2, !first || step > 0);
+        mma_async<T::value_half>(outputs, values[step], descriptor + step * 2, !first || step > 0);
     commit_mma();
 }
 

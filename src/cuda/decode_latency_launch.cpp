@@ -20,7 +20,7 @@ constexpr double log2_e = 1.4426950408889634;
 Variant variant_of(const Plan& plan) {
     const bool fixed = plan.schedule.splits == 1 || plan.tiling->transport == Transport::weights;
     return {.heads = plan.tiling->heads,
-            .d_qk = static_cast<int>(d_qk(plan.problem)),
+            .form = stage_form(plan.problem.sources[0].record),
             .bf16_query = plan.problem.query_dtype == DType::bf16,
             .two_sources = plan.problem.sources.size() == 2,
             .fixed_splits = fixed ? plan.schedule.splits : 0};
@@ -28,11 +28,22 @@ Variant variant_of(const Plan& plan) {
 
 SourceView view_of(const SourceParams& source, const DecodeParams& call) {
     const CacheView& cache = source.cache;
-    const bool gaps = cache.slot_step() > cache.page_size;
-    // Without gaps: one page that holds every slot.
-    const std::int64_t slots_per_page = gaps ? cache.slot_step() : std::numeric_limits<std::int32_t>::max();
+    const RecordLayout& layout = cache.layout();
+    const bool gaps = cache.slot_step() > cache.page_size, planar = cache.form == RecordForm::planar;
+    // Contiguous without gaps: one page that holds every slot.
+    const bool pages = gaps || planar;
+    const std::int64_t slots_per_page = pages ? cache.slot_step() : std::numeric_limits<std::int32_t>::max();
     const Divider divider(slots_per_page);
-    return {.records = static_cast<const std::byte*>(cache.data),
+    return {.record = cache.record,
+            .planar = planar,
+            .records = static_cast<const std::byte*>(cache.data),
+            .rope = cache.rope,
+            .page_stride_bytes = cache.stride_bytes(),
+            .scales_of_page = planar ? cache.page_size * layout.data_bytes : layout.scale_offset_bytes,
+            .data_bytes = planar                  ? layout.data_bytes
+                          : cache.rope != nullptr ? layout.main.bytes()
+                                                  : layout.record_bytes,
+            .scale_bytes = planar ? layout.scale_bytes : layout.rope.bytes(),
             .slots = source.slots,
             .counts = source.counts,
             .slots_row_stride = source.slots_row_stride,
@@ -44,13 +55,16 @@ SourceView view_of(const SourceParams& source, const DecodeParams& call) {
             .slots_per_page = static_cast<std::int32_t>(slots_per_page),
             .page_multiplier = divider.multiplier,
             .page_shift = divider.shift,
-            .page_size = static_cast<std::int32_t>(gaps ? cache.page_size : slots_per_page),
+            .page_size = static_cast<std::int32_t>(pages ? cache.page_size : slots_per_page),
             .score_factor = static_cast<float>(call.softmax_scale * log2_e * call.q_scale.value * source.k_scale.value),
             .k_scale = source.k_scale.value,
             .k_scale_pointer = source.k_scale.pointer};
 }
 
 bool is_even(std::int64_t value) { return value % 2 == 0; }
+
+/// Planar records of odd page sizes may begin between two pieces of 16 bytes.
+bool is_narrow(const CacheView& cache) { return cache.form == RecordForm::planar && cache.stride_bytes() % 16 != 0; }
 
 /// BF16 outputs that lie so that dimensions 2i, 2i + 1 share an aligned word.
 bool has_pairs(const DecodeParams& call) {
@@ -62,6 +76,7 @@ void set_sources(Params& params, const DecodeParams& call) {
     for (int i = 0; i < call.num_sources; ++i) {
         params.sources[i] = view_of(call.sources[i], call);
         params.gaps = params.gaps || params.sources[i].slots_per_page > params.sources[i].page_size;
+        params.narrow_copies = params.narrow_copies || is_narrow(call.sources[i].cache);
         params.scale_pointers = params.scale_pointers || call.sources[i].k_scale.pointer != nullptr;
     }
     params.second_begin_split = params.sources[0].chunks % params.splits;
@@ -106,6 +121,7 @@ Params latency::params_of(const DecodeParams& call) {
     params.query = static_cast<const std::byte*>(call.query);
     params.query_row_stride_bytes = call.query_row_stride * query_bytes;
     params.query_head_stride_bytes = call.query_head_stride * query_bytes;
+    params.query_is_e4m3 = call.query_dtype == DType::f8_e4m3;
     params.score_scale = static_cast<float>(call.softmax_scale * log2_e);
     params.q_scale = call.q_scale.value;
     params.q_scale_pointer = call.q_scale.pointer;

@@ -12,6 +12,7 @@ template <class T>
 struct Partial {
     Running running[T::heads_of_warp];  ///< of heads heads_of_warp * warp ..
     Outputs<T> outputs;                 ///< times p_scale, without k_scale (SourceChange says of which source)
+    Anchors<T> anchors;                 ///< that the outputs are in units of
     float score_factor;                 ///< of the last chunk's source
     float p_scale;                      ///< of the last chunk: 0 where SourceChange says so
 };
@@ -27,24 +28,33 @@ template <class T>
 __device__ void weigh_chunk(const Params& params, const Place<T>& at, int stage, Partial<T>& partial, bool needs_values,
                             ValuesAhead& ahead) {
     static_assert(T::units_of_warp == 4);
+    // Values become halves beside the last scores; but those of blocks wait for the table of scales, and two sums of
+    // many heads leave no registers for them.
+    constexpr bool later = T::record.has_blocks() || (T::record.has_groups() && T::heads > 16);
+    const auto prepare = [&] {
+        if (!needs_values) return;
+        for (int i = 0; i < 2; ++i) prepare_values(at, stage, i, ahead.bytes[i], partial.anchors, ahead.values[i]);
+    };
     {
         float scores[T::heads / 2];
         compute_scores(at, stage, scores, [&] {
             if (!needs_values) return;
-            for (int i = 0; i < 2; ++i) fetch_values(at, stage, at.unit(i), ahead.bytes[i]);
-            for (int i = 0; i < 2; ++i) ahead.bytes[i].to_halves(ahead.values[i]);
+            for (int i = 0; i < 2; ++i) fetch_values(at, stage, i, ahead.bytes[i]);
+            if constexpr (!later) prepare();
         });
         //@ scores
         store_scores(at, scores);
     }
+    if constexpr (T::record.has_blocks()) store_scale_table(at, stage, partial.anchors);
     sync_multipliers();
     //@ stored
     const float p_scale = T::two_sources ? partial.p_scale : params.p_scale;
-    softmax(params, at, partial.score_factor, p_scale, stage, partial.running);
+    softmax(params, at, partial.score_factor, p_scale, stage, partial.anchors, partial.running);
     //@ softmax
     fence_async_proxy();
+    if constexpr (later) prepare();
     if (needs_values)
-        for (int i = 0; i < 2; ++i) fetch_values(at, stage, at.unit(2 + i), ahead.bytes[i]);
+        for (int i = 0; i < 2; ++i) fetch_values(at, stage, 2 + i, ahead.bytes[i]);
     sync_multipliers();  // P is there
     //@ values
 }
@@ -52,11 +62,12 @@ __device__ void weigh_chunk(const Params& params, const Place<T>& at, int stage,
 /// values of one chunk: unit after unit, two under way; done(i) once unit i's sums are in registers. The last two are
 /// left under way: until then neither their sums nor their values may be touched.
 template <class T, class Done>
-__device__ void start_values(const Place<T>& at, int stage, bool first, Outputs<T>& outputs, ValuesAhead& ahead,
+__device__ void start_values(const Place<T>& at, int stage, bool first, Partial<T>& partial, ValuesAhead& ahead,
                              const Done& done) {
+    Outputs<T>& outputs = partial.outputs;
     const auto start = [&](int i) {
         pin(outputs[i]);
-        start_unit<T>(at.weights(), outputs[i], ahead.values[i % 2], first);
+        start_unit<T>(at.weights_of_unit(i), outputs[i], ahead.values[i % 2], first);
     };
     start(0);
     start(1);
@@ -64,7 +75,7 @@ __device__ void start_values(const Place<T>& at, int stage, bool first, Outputs<
     for (int i = 0; i < 2; ++i) {
         wait_for_mma<1>();
         pin(outputs[i]);
-        ahead.bytes[i].to_halves(ahead.values[i]);
+        prepare_values(at, stage, i + 2, ahead.bytes[i], partial.anchors, ahead.values[i]);
         if (i == 1) leave_stage(at, stage);
         start(i + 2);
         done(i);
@@ -73,15 +84,15 @@ __device__ void start_values(const Place<T>& at, int stage, bool first, Outputs<
 
 /// The same until all of them are done.
 template <class T, class Done>
-__device__ void add_values(const Place<T>& at, int stage, bool first, Outputs<T>& outputs, ValuesAhead& ahead,
+__device__ void add_values(const Place<T>& at, int stage, bool first, Partial<T>& partial, ValuesAhead& ahead,
                            const Done& done) {
     constexpr int count = T::units_of_warp;
-    start_values<T>(at, stage, first, outputs, ahead, done);
+    start_values(at, stage, first, partial, ahead, done);
     wait_for_mma<1>();
-    pin(outputs[count - 2]);
+    pin(partial.outputs[count - 2]);
     done(count - 2);
     wait_for_mma<0>();
-    pin(outputs[count - 1]);
+    pin(partial.outputs[count - 1]);
     done(count - 1);
 }
 

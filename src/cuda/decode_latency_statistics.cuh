@@ -41,9 +41,11 @@ __device__ inline void write_lse(const Params& params, int row, int head, float 
         params.lse_natural ? lse * 0.693147181F : lse;
 }
 
-/// What a split's sums are to be multiplied by: they lack a k_scale, and are times p_scale.
+/// What a split's sums are to be multiplied by: they lack a k_scale, and are times p_scale; where records have scales,
+/// neither (Anchors::finish).
 template <class T>
 __device__ float value_factor_of_split(const Params& params, const Columns& columns, int split) {
+    if (Anchors<T>::of_scales) return 1;
     float k_scale = factors_of(params, params.sources[0]).values;
     if (T::two_sources && columns.first_of_second(params, split) < columns.second_end) {
         const float second = factors_of(params, params.sources[1]).values;

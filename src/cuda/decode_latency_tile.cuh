@@ -32,9 +32,11 @@ struct SmallShared {
     float keep[kHeads];                ///< what older sums are worth after this chunk raised the maximum
 };
 
-/// kSplits: 1, the CTA has its row alone; 2, 4 or 8, as many exchange P where they can (Transport::weights); 0, any
-/// number exchange partial outputs. A kernel for each: code that is not needed costs time too, between what is.
-template <int kHeads, int kDqk, Half kQuery, bool kTwoSources, int kSplits>
+/// kForm: how records lie in a stage. kQuery: of the query in shared memory; where records are not plain it is BF16,
+/// whatever the caller's query is. kSplits: 1, the CTA has its row alone; 2, 4 or 8, as many exchange P where they can
+/// (Transport::weights); 0, any number exchange partial outputs. A kernel for each: code that is not needed costs time
+/// too, between what is.
+template <int kHeads, StageForm kForm, Half kQuery, bool kTwoSources, int kSplits>
 struct Tile {
     static constexpr bool alone = kSplits == 1;
     static constexpr bool exchanges_weights = kSplits > 1;
@@ -43,23 +45,27 @@ struct Tile {
     static constexpr int heads = kHeads;
     static constexpr int units_of_warp = units / multiplying_warps;
     static constexpr bool units_take_turns = true;
-    static constexpr int d_qk = kDqk;
+    static constexpr StageForm form = kForm;
+    static constexpr StageLayout record = stage_layout(kForm);
+    static constexpr int d_qk = record.d_qk;
     static constexpr Half query_half = kQuery;
-    static constexpr int pitch = record_pitch(kDqk);
-    static constexpr int stage_bytes = chunk_keys * pitch;
+    static constexpr Half value_half = record.codes == 0 ? Half::bf16 : Half::f16;  ///< of P, too
+    static constexpr int pitch = record.pitch;
+    static constexpr int stage_bytes = sparsemla::detail::stage_bytes(kForm);
     static constexpr int heads_of_warp = kHeads / multiplying_warps;
     static constexpr int quads = kHeads / 8;
-    static constexpr int steps = kDqk / 16 / 2;  ///< K steps of a warpgroup in K * Q^T: half of the dimensions
+    static constexpr int steps = d_qk / 16 / 2;  ///< K steps of a warpgroup in K * Q^T: half of the dimensions
     static constexpr int queries = 1;            ///< in shared memory
     static constexpr int query_step_bytes = kHeads * 32;
-    static constexpr int query_bytes = kDqk / 16 * query_step_bytes;
-    static constexpr int weights_bytes = kHeads * chunk_keys * 2;  ///< P of a chunk
-    static constexpr SharedLayout layout = shared_layout({.heads = kHeads, .d_qk = kDqk});
+    static constexpr int query_bytes = d_qk / 16 * query_step_bytes;
+    static constexpr int weights_bytes = kHeads * chunk_keys * 2;  ///< one tile of P of a chunk
+    static constexpr SharedLayout layout = shared_layout({.heads = kHeads, .form = kForm});
     using QueryTile = SwizzledTile<32>;
     using WeightTile = SwizzledTile<128>;
     using Small = SmallShared<kHeads>;
     static_assert(sizeof(Small) <= small_shared_bytes(kHeads));
-    static_assert(kDqk % 32 == 0 && kHeads % 16 == 0 && (kSplits <= 1 || can_exchange_weights(kSplits)));
+    static_assert(d_qk % 32 == 0 && kHeads % 16 == 0 && (kSplits <= 1 || can_exchange_weights(kSplits)));
+    static_assert(record.is_plain() || (kQuery == Half::bf16 && kTwoSources && kSplits <= 1));
     static_assert(layout.weights % WeightTile::alignment_bytes == 0 && layout.query % QueryTile::alignment_bytes == 0);
 };
 
@@ -117,6 +123,24 @@ struct Place {
         return base + T::layout.scores + ((half * T::heads + head) * score_pitch + key) * 4;
     }
     __device__ SharedAddress weights() const { return base + T::layout.weights; }  ///< P
+    /// P for unit(i).
+    __device__ SharedAddress weights_of_unit(int i) const {
+        if constexpr (T::record.has_groups())
+            return weights() + unit(i) / (128 / unit_dims) * T::weights_bytes;
+        else
+            return weights();
+    }
+    /// Where record `key` of a stage begins.
+    __device__ SharedAddress record(int stage, int key) const {
+        return stages + stage * T::stage_bytes + key * T::pitch;
+    }
+    /// The FP16 scales of a block of 16 dimensions, and what they are relative to.
+    __device__ SharedAddress scale_table(int stage, int block) const {
+        return record(stage, chunk_keys) + block * scale_table_pitch;
+    }
+    __device__ SharedAddress block_anchor(int stage, int block) const {
+        return scale_table(stage, value_blocks) + block * 8;
+    }
     __device__ SharedAddress query() const {
         return base + T::layout.query + (T::queries == 1 ? 0 : query_number * T::query_bytes);
     }

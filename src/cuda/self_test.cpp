@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <deque>
 #include <mutex>
 #include <set>
 #include <string>
@@ -69,11 +70,15 @@ Plan plan_of_check(const Plan& plan) {
     return check;
 }
 
-/// One in dimension c % 512, and for every third column in the last dimension, where the query is one too. With a scale
-/// of ln 2 the weights are 1 and 2, which every format of P holds.
+/// `unit` in dimension c % 512, and for every third column in the last dimension, the only one of the query. The
+/// weights are 1 and 2 then, which every format of P holds; and every record holds the unit, up to the rounding of a
+/// float32 scale.
+constexpr float unit = 1.5F, query_unit = 2.0F;
+constexpr float softmax_scale = 0.693147181F / (unit * query_unit);
+
 float record_value(std::int64_t column, int dim, int d_qk) {
-    if (dim == d_qk - 1 && column % 3 == 0) return 1.0F;
-    return dim == column % value_dims ? 1.0F : 0.0F;
+    if (dim == d_qk - 1 && column % 3 == 0) return unit;
+    return dim == column % value_dims ? unit : 0.0F;
 }
 
 struct Expected {
@@ -86,7 +91,7 @@ Expected expected_of(std::int64_t columns, std::int64_t active, int sources, int
     Expected expected;
     double sum = 0;
     for (std::int64_t c = columns - active; c < columns; ++c) {
-        const double weight = sources * std::exp2(record_value(c, d_qk - 1, d_qk));
+        const double weight = sources * std::exp2(record_value(c, d_qk - 1, d_qk) / unit);
         sum += weight;
         for (int d = 0; d < value_dims; ++d)
             expected.out[static_cast<std::size_t>(d)] += weight * record_value(c, d, d_qk);
@@ -134,22 +139,39 @@ void compare(const std::vector<float>& out, const std::vector<float>& lse, const
 
 /// What the step reads, and its outputs.
 struct Step {
-    std::vector<std::uint8_t> records;  ///< [columns, d_qk] E4M3
-    std::vector<std::int32_t> slots;    ///< [columns], the last record first
-    std::vector<std::uint8_t> query;    ///< [heads, d_qk], E4M3 or BF16
+    std::vector<std::vector<std::byte>> records;  ///< of each source, a page
+    std::vector<std::int32_t> slots;              ///< [columns], the last record first
+    std::vector<std::uint8_t> query;              ///< [heads, d_qk], E4M3 or BF16
     std::vector<float> out = std::vector<float>(heads * value_dims, poison);
     std::vector<float> lse = std::vector<float>(heads, poison);
 };
 
+/// One page of the source's records. Of BF16 in two tensors, in one: their kernel is the same.
+MutableCacheView page_of(const SourceProblem& source, std::int64_t columns) {
+    MutableCacheView cache;
+    cache.record = source.record;
+    cache.form = source.form;
+    cache.pages = 1;
+    cache.page_size = columns;
+    return cache;
+}
+
 Step make_step(const Problem& problem, std::int64_t columns) {
     const int d = static_cast<int>(d_qk(problem));
     Step step;
+    std::vector<float> values;
     for (std::int64_t c = 0; c < columns; ++c) {
         step.slots.push_back(static_cast<std::int32_t>(columns - 1 - c));
-        for (int dim = 0; dim < d; ++dim) step.records.push_back(float_to_e4m3(record_value(c, dim, d)));
+        for (int dim = 0; dim < d; ++dim) values.push_back(record_value(columns - 1 - c, dim, d));
+    }
+    for (const SourceProblem& source : problem.sources) {
+        MutableCacheView cache = page_of(source, columns);
+        step.records.emplace_back(static_cast<std::size_t>(cache_bytes(cache)));
+        cache.data = step.records.back().data();
+        pack(cache, dense(values.data(), DType::f32, {columns, d}), dense(step.slots.data(), DType::i32, {columns}));
     }
     for (int i = 0; i < heads * d; ++i) {
-        const float value = i % d == d - 1 ? 1.0F : 0.0F;
+        const float value = i % d == d - 1 ? query_unit : 0.0F;
         if (problem.query_dtype == DType::f8_e4m3) {
             step.query.push_back(float_to_e4m3(value));
             continue;
@@ -161,16 +183,14 @@ Step make_step(const Problem& problem, std::int64_t columns) {
     return step;
 }
 
-void set_sources(DecodeParams& call, const Plan& check, const DeviceCopy& records, const DeviceCopy& slots,
+void set_sources(DecodeParams& call, const Plan& check, const std::deque<DeviceCopy>& records, const DeviceCopy& slots,
                  const DeviceCopy& count) {
     call.num_sources = static_cast<int>(check.problem.sources.size());
     for (int i = 0; i < call.num_sources; ++i) {
         const SourceProblem& planned = check.problem.sources[static_cast<std::size_t>(i)];
         SourceParams& source = call.sources[i];
-        source.cache.record = planned.record;
-        source.cache.data = records.as<std::byte>();
-        source.cache.pages = 1;
-        source.cache.page_size = check.problem.sources[0].width;
+        source.cache = page_of(planned, check.problem.sources[0].width);
+        source.cache.data = records[static_cast<std::size_t>(i)].as<std::byte>();
         source.slots = slots.as<std::int32_t>();
         source.slots_row_stride = planned.width;
         source.counts = count.as<std::int32_t>();
@@ -182,7 +202,8 @@ void set_sources(DecodeParams& call, const Plan& check, const DeviceCopy& record
 /// Launches the step with `active` columns and brings its outputs back.
 void run_step(const Plan& check, std::int64_t active, Step& step, Launch launch) {
     const OwnedStream stream;
-    const DeviceCopy records = copy_of(step.records, stream.get());
+    std::deque<DeviceCopy> records;
+    for (const auto& page : step.records) records.emplace_back(page.data(), page.size(), stream.get());
     const DeviceCopy slots = copy_of(step.slots, stream.get());
     const DeviceCopy count = copy_of(std::vector<std::int32_t>{static_cast<std::int32_t>(active)}, stream.get());
     const DeviceCopy query = copy_of(step.query, stream.get());
@@ -207,7 +228,7 @@ void run_step(const Plan& check, std::int64_t active, Step& step, Launch launch)
     call.lse = lse.as<float>();
     call.lse_row_stride = heads;
     call.lse_head_stride = 1;
-    call.softmax_scale = 0.693147181F;
+    call.softmax_scale = softmax_scale;
     call.plan = &check;
     call.workspace = static_cast<std::byte*>(workspace.get());
     call.state = state.as<std::byte>();
@@ -237,19 +258,26 @@ void run_check(const Plan& plan, std::int64_t active, Launch launch) {
             to_string(check.schedule) + " (" + to_string(*check.tiling) + ")");
 }
 
+std::string records_of(const Problem& problem) {
+    std::string text;
+    for (const SourceProblem& source : problem.sources)
+        text += to_string(source.record) + (source.form == RecordForm::planar ? " planar + " : " + ");
+    return text;
+}
+
 }  // namespace
 
 void self_test(const Plan& plan, Launch launch) {
     static std::mutex mutex;
     static std::set<std::string> passed;
-    const std::string key =
-        plan.schedule.kernel + " " + std::to_string(plan.device.device.index) + " " +
-        std::string(name(plan.problem.query_dtype)) + " " + std::string(name(plan.schedule.p_format)) + " " +
-        std::to_string(d_qk(plan.problem)) + " " + std::to_string(plan.problem.sources.size()) +
-        (is_balanced(plan)     ? (balanced_shape(plan).one_split_each ? " each " : " shared ")
-         : has_one_chunk(plan) ? " one "
-                               : " more ") +
-        std::to_string(plan.schedule.chunk) + " " + std::to_string(splits_of(plan)) + " " + to_string(*plan.tiling);
+    const std::string key = plan.schedule.kernel + " " + std::to_string(plan.device.device.index) + " " +
+                            std::string(name(plan.problem.query_dtype)) + " " +
+                            std::string(name(plan.schedule.p_format)) + " " + records_of(plan.problem) +
+                            (is_balanced(plan)     ? (balanced_shape(plan).one_split_each ? " each " : " shared ")
+                             : has_one_chunk(plan) ? " one "
+                                                   : " more ") +
+                            std::to_string(plan.schedule.chunk) + " " + std::to_string(splits_of(plan)) + " " +
+                            to_string(*plan.tiling);
     const std::lock_guard lock(mutex);
     if (passed.contains(key)) return;
     run_check(plan, few_columns(plan), launch);

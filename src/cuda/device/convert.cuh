@@ -58,6 +58,43 @@ __device__ inline TwoPairs e4m3x4_to_bf16(std::uint32_t codes) {
     return {f16x2_to_bf16x2(halves.low), f16x2_to_bf16x2(halves.high)};
 }
 
+// 2^(code - 127) as two equal BF16, exactly; 255 is NaN.
+__device__ inline std::uint32_t ue8m0_to_bf16_twice(std::uint32_t code) {
+    const std::uint32_t half = code == 0 ? 0x0040U : code == 255 ? 0x7FC0U : code << 7;
+    return half * 0x10001U;
+}
+
+// Eight E2M1 codes, the first one lowest, as the E4M3 codes of the same values.
+__device__ inline TwoPairs e2m1x8_to_e4m3(std::uint32_t codes) {
+    // Codes 0 .. 7 are 0, .5, 1, 1.5 and 2, 3, 4, 6.
+    constexpr std::uint32_t small = 0x3C383000, large = 0x4C484440;
+    const auto four = [](std::uint32_t nibbles) {
+        const std::uint32_t magnitudes = __byte_perm(small, large, nibbles & 0x7777);
+        std::uint32_t signs = nibbles & 0x8888;  // of byte i at bit 4 i + 3, to be at 8 i + 7
+        signs = (signs & 0x0088) | (signs & 0x8800) << 8;
+        return magnitudes | (signs & 0x00080008) << 4 | (signs & 0x00800080) << 8;
+    };
+    return {four(codes), four(codes >> 16)};
+}
+
+// Products of two pairs, nearest even.
+__device__ inline std::uint32_t multiply_f16x2(std::uint32_t a, std::uint32_t b) {
+    std::uint32_t product;
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
+    return product;
+}
+__device__ inline std::uint32_t multiply_bf16x2(std::uint32_t a, std::uint32_t b) {
+    std::uint32_t product;
+    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
+    return product;
+}
+
+// 2^(field - 127), for an exponent field of FP32 up to 254; subnormal from 0 down, and 0 below those.
+__device__ inline float power_of_two(int field) {
+    if (field <= 0) return field < -22 ? 0.0F : __int_as_float(1 << (22 + field));
+    return __int_as_float(field << 23);
+}
+
 // P as E4M3, handed on as the FP16 of the same value.
 __device__ inline std::uint32_t f32x2_to_e4m3_as_f16x2(float x, float y) {
     return e4m3x4_to_f16(f32x2_to_e4m3x2(x, y)).low;

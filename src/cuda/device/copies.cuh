@@ -17,7 +17,19 @@ __device__ inline void copy_16_async(SharedAddress to, const void* from, bool ab
         : "memory");
 }
 
-// All of this thread's copy_16_async have come; other threads need a barrier besides.
+// The same of 8 bytes.
+__device__ inline void copy_8_async(SharedAddress to, const void* from, bool absent) {
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "setp.ne.b32 p, %2, 0;\n"
+        "cp.async.ca.shared.global [%0], [%1], 8, p;\n"
+        "}" ::"r"(to),
+        "l"(from), "r"(static_cast<std::uint32_t>(absent))
+        : "memory");
+}
+
+// All of this thread's copy_16_async and copy_8_async have come; other threads need a barrier besides.
 __device__ inline void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 // A run of bytes (a multiple of 16, both ends 16-byte aligned) from global memory; its bytes count at `barrier`.
@@ -49,6 +61,22 @@ __device__ inline uint4 load_global(const uint4* from) {
                  : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
                  : "l"(from)
                  : "memory");
+    return value;
+}
+
+__device__ inline std::uint32_t load_global_16(const std::byte* from) {
+    std::uint16_t value;
+    asm volatile("ld.global.u16 %0, [%1];" : "=h"(value) : "l"(from) : "memory");
+    return value;
+}
+__device__ inline std::uint32_t load_global_32(const std::byte* from) {
+    std::uint32_t value;
+    asm volatile("ld.global.b32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+    return value;
+}
+__device__ inline uint2 load_global_64(const std::byte* from) {
+    uint2 value;
+    asm volatile("ld.global.v2.b32 {%0, %1}, [%2];" : "=r"(value.x), "=r"(value.y) : "l"(from) : "memory");
     return value;
 }
 
@@ -84,6 +112,27 @@ __device__ inline float4 load_shared(SharedAddress from) {
 }
 
 template <>
+__device__ inline uint2 load_shared(SharedAddress from) {
+    uint2 value;
+    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(value.x), "=r"(value.y) : "r"(from) : "memory");
+    return value;
+}
+template <>
+__device__ inline uint4 load_shared(SharedAddress from) {
+    uint4 value;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+                 : "r"(from)
+                 : "memory");
+    return value;
+}
+template <>
+__device__ inline std::uint32_t load_shared(SharedAddress from) {
+    std::uint32_t value;
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(value) : "r"(from) : "memory");
+    return value;
+}
+template <>
 __device__ inline float load_shared(SharedAddress from) {
     float value;
     asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(from) : "memory");
@@ -95,7 +144,7 @@ __device__ inline std::uint32_t load_shared_16(SharedAddress from) {
     return value;
 }
 
-// 16, 8, 4 and 1 bytes to this CTA's shared memory.
+// 16, 8, 4, 2 and 1 bytes to this CTA's shared memory.
 __device__ inline void store_shared(SharedAddress to, const uint4& value) {
     asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(value.x), "r"(value.y), "r"(value.z),
                  "r"(value.w)
@@ -113,6 +162,9 @@ __device__ inline void store_shared(SharedAddress to, std::uint32_t value) {
 
 __device__ inline void store_shared(SharedAddress to, float value) {
     asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(value) : "memory");
+}
+__device__ inline void store_shared_16(SharedAddress to, std::uint32_t value) {
+    asm volatile("st.shared.u16 [%0], %1;" ::"r"(to), "h"(static_cast<std::uint16_t>(value)) : "memory");
 }
 __device__ inline void store_shared_8(SharedAddress to, std::uint32_t value) {
     asm volatile("st.shared.u8 [%0], %1;" ::"r"(to), "r"(value) : "memory");
