@@ -47,6 +47,11 @@ struct InputLayout {
     std::size_t bytes = 0;
 };
 
+/// Values of the size of fill_with_e4m3's.
+void fill_with_bf16(std::span<std::uint16_t> halves, Random random) {
+    for (std::uint16_t& half : halves) half = float_to_bf16(static_cast<float>(random.normal()));
+}
+
 InputLayout layout_of_inputs(const ChainShape& shape, std::int64_t d_qk, int lists) {
     const auto rows = static_cast<std::size_t>(shape.rows);
     const auto heads = static_cast<std::size_t>(shape.heads);
@@ -58,7 +63,8 @@ InputLayout layout_of_inputs(const ChainShape& shape, std::int64_t d_qk, int lis
     layout.counts = static_cast<std::size_t>(lists) * layout.list_bytes;
     layout.sinks = layout.counts + aligned(2 * rows * sizeof(std::int32_t));
     layout.query = layout.sinks + aligned(heads * sizeof(float));
-    layout.bytes = layout.query + aligned(rows * heads * static_cast<std::size_t>(d_qk));
+    layout.bytes =
+        layout.query + aligned(rows * heads * static_cast<std::size_t>(d_qk * size_bytes(shape.query_dtype)));
     return layout;
 }
 
@@ -81,8 +87,11 @@ Problem ChainShape::problem(Device device) const {
     problem.rows = rows;
     problem.heads = heads;
     for (const ChainSource& source : sources)
-        problem.sources.push_back(
-            {.record = source.record, .form = RecordForm::contiguous, .split_rope = false, .width = source.width});
+        problem.sources.push_back({.record = source.record,
+                                   .form = layout_of(source.record).default_form(),
+                                   .split_rope = false,
+                                   .width = source.width});
+    problem.query_dtype = query_dtype;
     problem.sinks = sinks;
     problem.device = device;
     return problem;
@@ -170,7 +179,11 @@ void DecodeTimer::Parts::make_inputs(std::vector<std::byte>& block) {
     }
     const std::span<float> sinks = part<float>(block, layout.sinks, shape.heads);
     for (std::size_t head = 0; head < sinks.size(); ++head) sinks[head] = 0.125F * static_cast<float>(head % 16);
-    fill_with_e4m3(part<std::byte>(block, layout.query, shape.rows * shape.heads * d_qk), Random(3));
+    const std::int64_t elements = shape.rows * shape.heads * d_qk;
+    if (shape.query_dtype == DType::bf16)
+        fill_with_bf16(part<std::uint16_t>(block, layout.query, elements), Random(3));
+    else
+        fill_with_e4m3(part<std::byte>(block, layout.query, elements), Random(3));
 }
 
 /// All bits one are NaN in both outputs.
@@ -272,7 +285,7 @@ DecodeArgs DecodeTimer::args(int call) const {
     std::byte* const inputs = parts.inputs.data();
     DecodeArgs args;
     args.rows = shape.rows;
-    args.query = dense(inputs + parts.layout.query, DType::f8_e4m3, {shape.rows, shape.heads, parts.d_qk}, device);
+    args.query = dense(inputs + parts.layout.query, shape.query_dtype, {shape.rows, shape.heads, parts.d_qk}, device);
     for (std::size_t i = 0; i < shape.sources.size(); ++i) {
         const std::size_t counts_bytes = static_cast<std::size_t>(shape.rows) * sizeof(std::int32_t);
         args.sources[i].cache = parts.pool(shape.sources[i].record).cache();

@@ -19,19 +19,20 @@
 namespace sparsemla::harness {
 
 struct ChainSource {
-    Record record = Record::fp8_576;  ///< a flat fp8 one
+    Record record = Record::fp8_576;  ///< in its default form
     std::int64_t width = 2048;
     std::int64_t active = 2048;  ///< the count of every row; what follows in its list is absent
 
     friend bool operator==(const ChainSource&, const ChainSource&) = default;
 };
 
-/// The size of a decode step with E4M3 queries.
+/// The size of a decode step.
 struct ChainShape {
     std::int64_t rows = 1;
     std::int64_t heads = 16;
     std::vector<ChainSource> sources{};
     bool sinks = false;
+    DType query_dtype = DType::f8_e4m3;
 
     Problem problem(Device device) const;
     std::int64_t active_columns() const;  ///< of a row

@@ -129,6 +129,41 @@ std::vector<LatencyShape> latency_suite(const DeviceSpec& device, const PlanOpti
     return list;
 }
 
+std::vector<LatencyShape> records_suite() {
+    std::vector<LatencyShape> list;
+    const auto add = [&](const std::string& group, std::int64_t heads, std::int64_t rows,
+                         std::vector<ChainSource> sources, double goal_us = 0) {
+        ChainShape shape{
+            .rows = rows, .heads = heads, .sources = std::move(sources), .sinks = false, .query_dtype = DType::bf16};
+        shape.sinks = shape.sources.size() == 2;
+        list.push_back({.name = group + "/" + label(shape), .shape = shape, .goal_us = goal_us, .series = {}});
+    };
+    const auto whole = [](Record record, std::int64_t width) {
+        return ChainSource{.record = record, .width = width, .active = width};
+    };
+    constexpr std::int64_t rows_of[] = {1, 2, 5, 8, 16, 32, 64, 128};
+    for (const Record record : {Record::fp8_ds_mla, Record::fp8_576})
+        for (const std::int64_t heads : {16, 64, 128})
+            for (const std::int64_t width : {256, 512, 1024, 2048})
+                for (const std::int64_t rows : rows_of) add("same", heads, rows, {whole(record, width)});
+    for (const std::int64_t heads : {64, 128})
+        for (const std::int64_t extra : {512, 1024})
+            for (const std::int64_t rows : rows_of)
+                add("same", heads, rows, {whole(Record::fp8_v4, 128), whole(Record::fp8_v4, extra)});
+    add("goal", 16, 8, {whole(Record::fp8_ds_mla, 2048)}, 9.5);
+    add("goal", 64, 1, {whole(Record::fp8_ds_mla, 2048)}, 7);
+    add("goal", 128, 128, {whole(Record::fp8_ds_mla, 2048)}, 170);
+    add("goal", 64, 6, {whole(Record::fp8_v4, 128), whole(Record::fp8_v4, 512)}, 6.5);
+    add("goal", 64, 6, {whole(Record::fp8_v41, 128), whole(Record::nvfp4_v41, 512)}, 6.5);
+    add("goal", 16, 8, {whole(Record::nvfp4_ds_mla, 2048)}, 9.5);
+    add("goal", 16, 128, {whole(Record::fp8_576, 2048)}, 50);
+    for (const Record record : {Record::fp8_ds_mla, Record::fp8_576})
+        for (const std::int64_t heads : {16, 64, 96, 128}) add("heads", heads, 64, {whole(record, 2048)});
+    for (const RecordLayout& layout : record_layouts)
+        for (const std::int64_t rows : {1, 8, 64}) add("record", 64, rows, {whole(layout.record, 2048)});
+    return list;
+}
+
 std::vector<CliffPair> cliff_pairs(const std::vector<LatencyShape>& shapes) {
     std::vector<CliffPair> pairs;
     for (std::size_t i = 0; i < shapes.size(); ++i)

@@ -25,6 +25,9 @@ std::string label(const ChainShape& shape);
 /// Waves of clusters in which a plan's full rows run; 0 for a plan without a tiling.
 std::int64_t waves(const Plan& plan);
 
+/// Records that a baseline has, with BF16 queries and its sizes, flat fp8 beside them, and the goals of other records.
+std::vector<LatencyShape> records_suite();
+
 /// The series over rows goes around the boundaries of the plans that the device gets with these options.
 std::vector<LatencyShape> latency_suite(const DeviceSpec& device, const PlanOptions& options);
 

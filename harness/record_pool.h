@@ -17,8 +17,8 @@ void fill_with_e4m3(std::span<std::byte> bytes, Random random);
 
 class RecordPool {
    public:
-    /// Of a flat fp8 record; `records` is a multiple of the page size, 64. What repeats in the bytes is at least 64 MiB
-    /// apart.
+    /// In the record's default form; `records` is a multiple of the page size, 64. What repeats in the bytes is at
+    /// least 64 MiB apart, or 16384 records where they have scales.
     RecordPool(Device device, Record record, std::int64_t records);
 
     Record record() const { return record_; }

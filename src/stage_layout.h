@@ -23,55 +23,6 @@ enum class StageForm : std::uint8_t {
     wide_576,     ///< bf16
 };
 
-struct StageLayout {
-    int d_qk = 0;
-    int codes = 0;          ///< dimensions [0, codes) are E4M3, at byte 0; the others wide
-    int scaled = 0;         ///< dimensions [0, scaled) have scales
-    int scale_dims = 0;     ///< dimensions that share a scale
-    int wide_offset = 0;    ///< of the first wide value
-    int scales_offset = 0;  ///< of the scales: float32 of 128 dimensions, BF16 of 16
-    int pitch = 0;  ///< bytes between two records: an odd number of 16, so that 8 rows of 16 bytes meet all banks
-
-    constexpr int wide() const { return d_qk - codes; }
-    constexpr bool has_groups() const { return scale_dims == 128; }
-    constexpr bool has_blocks() const { return scale_dims == 16; }
-    /// Neither scales nor wide values: a stage holds the record's own bytes and nothing else.
-    constexpr bool is_plain() const { return scale_dims == 0 && codes == d_qk; }
-    /// Dimensions of the value that are wide.
-    constexpr bool has_wide_values() const { return codes < value_dims; }
-};
-
-constexpr StageLayout stage_layout(StageForm form) {
-    switch (form) {
-        case StageForm::codes_576: return {.d_qk = 576, .codes = 576, .pitch = 592};
-        case StageForm::codes_512: return {.d_qk = 512, .codes = 512, .pitch = 528};
-        case StageForm::groups_576:
-            return {.d_qk = 576,
-                    .codes = 512,
-                    .scaled = 512,
-                    .scale_dims = 128,
-                    .wide_offset = 528,
-                    .scales_offset = 512,
-                    .pitch = 656};
-        case StageForm::groups_512:
-            return {.d_qk = 512, .codes = 512, .scaled = 512, .scale_dims = 128, .scales_offset = 512, .pitch = 528};
-        case StageForm::blocks_rope:
-            return {.d_qk = 512,
-                    .codes = 448,
-                    .scaled = 448,
-                    .scale_dims = 16,
-                    .wide_offset = 448,
-                    .scales_offset = 576,
-                    .pitch = 656};
-        case StageForm::blocks_512:
-            return {.d_qk = 512, .codes = 512, .scaled = 512, .scale_dims = 16, .scales_offset = 512, .pitch = 592};
-        case StageForm::blocks_576:
-            return {.d_qk = 576, .codes = 576, .scaled = 512, .scale_dims = 16, .scales_offset = 576, .pitch = 656};
-        case StageForm::wide_576: return {.d_qk = 576, .pitch = 1168};
-    }
-    return {};
-}
-
 constexpr StageForm stage_form(Record record) {
     switch (record) {
         case Record::fp8_576: return StageForm::codes_576;
@@ -87,9 +38,55 @@ constexpr StageForm stage_form(Record record) {
     return {};
 }
 
+/// One of the form's records.
+constexpr const RecordLayout& stored_layout(StageForm form) {
+    const RecordLayout* found = record_layouts.data();
+    while (stage_form(found->record) != form) ++found;
+    return *found;
+}
+
+struct StageLayout {
+    int d_qk = 0;
+    int codes = 0;          ///< dimensions [0, codes) are E4M3, at byte 0; the others wide
+    int scaled = 0;         ///< dimensions [0, scaled) have scales
+    int scale_dims = 0;     ///< dimensions that share a scale; 0: no scales
+    int wide_offset = 0;    ///< of the first wide value
+    int scales_offset = 0;  ///< of the scales: float32 of 128 dimensions, BF16 of 16
+    int pitch = 0;  ///< bytes between two records: an odd number of 16, so that 8 rows of 16 bytes meet all banks
+
+    constexpr int wide() const { return d_qk - codes; }
+    constexpr bool has_groups() const { return scale_dims == 128; }
+    constexpr bool has_blocks() const { return scale_dims == 16; }
+    /// Neither scales nor wide values: a stage holds the record's own bytes and nothing else.
+    constexpr bool is_plain() const { return scale_dims == 0 && codes == d_qk; }
+    /// Dimensions of the value that are wide.
+    constexpr bool has_wide_values() const { return codes < value_dims; }
+};
+
+inline constexpr int value_blocks = value_dims / 16;
+
+constexpr StageLayout stage_layout(StageForm form) {
+    const RecordLayout& stored = stored_layout(form);
+    const auto wide_dims = [](const RecordRun& run) { return run.encoding == ValueEncoding::bf16 ? run.dims : 0; };
+    StageLayout stage;
+    stage.d_qk = stored.d_qk();
+    stage.codes = stage.d_qk - wide_dims(stored.main) - wide_dims(stored.rope);
+    int bytes = stored.record_bytes;
+    if (stage.codes > 0) stage.wide_offset = stored.rope.offset_bytes;
+    if (stored.scale_encoding != ScaleEncoding::none) {
+        // Float32 scales stay as they lie; those of 16 dimensions follow all values.
+        const bool stays = stored.scale_encoding == ScaleEncoding::f32;
+        stage.scaled = stored.main.dims;
+        stage.scale_dims = stays ? stored.group_dims : 16;
+        stage.scales_offset = stays ? stored.scale_offset_bytes : stage.codes + 2 * stage.wide();
+        if (!stays) bytes = stage.scales_offset + 2 * value_blocks;
+    }
+    stage.pitch = bytes / 16 % 2 == 0 ? bytes + 16 : bytes;
+    return stage;
+}
+
 /// What follows the records of a stage that have scales of blocks: these as FP16, [32 blocks][64 keys], and what they
 /// are relative to, 8 bytes of a block.
-inline constexpr int value_blocks = value_dims / 16;
 inline constexpr int scale_table_pitch = 128;
 
 constexpr int stage_bytes(StageForm form) {
@@ -100,15 +97,12 @@ constexpr int stage_bytes(StageForm form) {
 /// P of a chunk: one tile, or one for each 128 dimensions, times their scales.
 constexpr int weight_tiles(StageForm form) { return stage_layout(form).has_groups() ? value_dims / 128 : 1; }
 
-/// The layouts agree with the records they are made of.
+/// Records of one form differ only in what changes on the way to a stage.
 constexpr bool stages_consistent() {
     for (const RecordLayout& record : record_layouts) {
         const StageLayout stage = stage_layout(stage_form(record.record));
-        const bool wide_rope = record.rope.encoding == ValueEncoding::bf16 && record.rope.dims > 0;
-        const int codes =
-            record.main.encoding == ValueEncoding::bf16 ? 0 : record.d_qk() - (wide_rope ? record.rope.dims : 0);
         const bool scaled = record.scale_encoding != ScaleEncoding::none;
-        if (stage.d_qk != record.d_qk() || stage.codes != codes || stage.pitch / 16 % 2 == 0 || stage.pitch % 16 != 0 ||
+        if (stage.d_qk != record.d_qk() || stage.pitch % 32 != 16 || stage.wide_offset % 16 != 0 ||
             stage.scaled != (scaled ? record.main.dims : 0) || (scaled && record.group_dims % stage.scale_dims != 0))
             return false;
     }

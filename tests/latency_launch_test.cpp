@@ -129,16 +129,11 @@ void expect_launchable(const Plan& plan) {
     expect_waves(plan, detail::latency_launch(plan, capacity));
 }
 
-/// The problem of a recipe on a GPU; `flat`: over flat records of the same width and d_qk.
-Problem problem_of(const harness::Recipe& recipe, bool flat) {
+/// The problem of a recipe on a GPU.
+Problem problem_of(const harness::Recipe& recipe) {
     Problem problem{.rows = recipe.rows, .heads = recipe.heads, .query_dtype = recipe.query_dtype, .sources = {}};
-    for (const harness::SourceRecipe& source : recipe.sources) {
-        SourceProblem planned{source.record, source.form, source.split_rope, source.width, 0};
-        if (flat)
-            planned = {.record = layout_of(source.record).d_qk() == 576 ? Record::fp8_576 : Record::fp8_512,
-                       .width = source.width};
-        problem.sources.push_back(planned);
-    }
+    for (const harness::SourceRecipe& source : recipe.sources)
+        problem.sources.push_back({source.record, source.form, source.split_rope, source.width, 0});
     problem.sinks = recipe.sinks;
     problem.lse_base = recipe.lse_base;
     problem.device = {Device::Kind::cuda, 0};
@@ -149,15 +144,9 @@ TEST_F(LatencyLaunch, EveryProblemOfTheList) {
     for (const DeviceSpec& device : devices())
         for (const harness::NamedRecipe& named : harness::problems()) {
             SCOPED_TRACE(named.name + " on " + device.name);
-            const auto refused = latency_refusal(problem_of(named.recipe, false), device);
-            const bool taken = std::ranges::all_of(named.recipe.sources, [](const harness::SourceRecipe& source) {
-                return source.record == Record::fp8_576 || source.record == Record::fp8_512;
-            });
-            EXPECT_EQ(refused.has_value(), !taken) << refused.value_or("");
-            if (refused) {
-                EXPECT_NE(refused->find(".record must be fp8 of 576 or 512"), std::string::npos) << *refused;
-            }
-            expect_launchable(latency_plan(problem_of(named.recipe, true), device));
+            const Problem problem = problem_of(named.recipe);
+            EXPECT_EQ(latency_refusal(problem, device), std::nullopt);
+            expect_launchable(latency_plan(problem, device));
             if (HasFailure()) return;
         }
 }
@@ -341,17 +330,32 @@ TEST_F(LatencyLaunch, TransportOfASplitCount) {
 TEST_F(LatencyLaunch, RefusalsNameTheirReason) {
     const Problem good = problem_of(5, 96, {2048});
     const DeviceSpec gpu = h200();
-    for (const RecordLayout& layout : record_layouts) {
-        if (layout.takes_k_scale) continue;
-        Problem other = good;
-        other.sources[0] = {.record = layout.record, .form = layout.default_form(), .width = 64};
-        expect_refused(other, gpu, {}, "sources[0].record must be fp8 of 576 or 512 bytes, got");
+    const auto of_records = [&](Record first, std::optional<Record> second = std::nullopt) {
+        Problem problem = good;
+        problem.sources = {{.record = first, .form = layout_of(first).default_form(), .width = 2048}};
+        if (second)
+            problem.sources.push_back({.record = *second, .form = layout_of(*second).default_form(), .width = 64});
+        return problem;
+    };
+    for (const auto& [first, second] :
+         {std::pair{Record::fp8_576, Record::fp8_ds_mla}, std::pair{Record::fp8_v4, Record::fp8_v41},
+          std::pair{Record::fp8_512, Record::nvfp4_v41}, std::pair{Record::bf16, Record::nvfp4_ds_mla}})
+        expect_refused(of_records(first, second), gpu, {}, "sources[1].record must be the record of source 0");
+    EXPECT_EQ(latency_refusal(of_records(Record::fp8_v41, Record::nvfp4_v41), gpu), std::nullopt);
+    EXPECT_EQ(latency_refusal(of_records(Record::nvfp4_v41, Record::fp8_v41), gpu), std::nullopt);
+    expect_refused(of_records(Record::bf16), gpu, {.p_format = PFormat::f16}, "p_format must be p_bf16 with bf16");
+    expect_refused(of_records(Record::fp8_ds_mla), gpu, {.p_format = PFormat::e4m3},
+                   "p_format must be p_f16 with fp8_");
+    for (const Record record : {Record::fp8_ds_mla, Record::fp8_v4, Record::nvfp4_v41, Record::bf16}) {
+        expect_refused(of_records(record), gpu, {.splits = 4, .transport = Transport::weights}, "transport must be");
+        expect_refused(of_records(record), gpu, {.splits = 4, .cluster_tiles = 2}, "cluster_tiles must be 1 with");
     }
     expect_refused(problem_of(1, 1, {max_grid_x}), gpu, {}, "sources[0].width must be 0 .. ");
     expect_refused(problem_of(1, 1, {64, max_grid_x}), gpu, {}, "sources[1].width must be 0 .. ");
     expect_refused(problem_of(max_grid_x, 1, {2048}), gpu, {.splits = 2}, "rows must be 0 .. 1073741823 with 2 splits");
     expect_refused(problem_of(max_grid_x, 1, {2048}), gpu, {.splits = 16}, "rows must be 0 .. 134217727 with 16");
-    expect_refused(good, gpu, {.p_format = PFormat::bf16}, "p_format must be p_f16 or p_e4m3, got");
+    expect_refused(good, gpu, {.p_format = PFormat::bf16},
+                   "p_format must be p_f16 or p_e4m3 with fp8 (576 bytes), got p_bf16");
     expect_refused(good, gpu, {.p_scale = 65536.0F}, "p_scale must be 2^-16 .. 32768 with");
     expect_refused(good, gpu, {.p_format = PFormat::e4m3, .p_scale = 449.0F}, "p_scale must be 2^-16 .. 448 with");
     expect_refused(good, gpu, {.anchor = Anchor::row_max}, "anchor must be split_running_max, got row_max");

@@ -12,8 +12,8 @@ namespace sparsemla::tool {
 
 /// Lines that begin with # are comments; the first other line names the columns, these among them in any order.
 struct BaselineRow {
-    std::string
-        fmt;  ///< "v32": beside flat fp8 of 576 bytes; "model1": a window and a compressed cache, beside fp8 of 512
+    std::string fmt;  ///< "v32": fp8_ds_mla, also beside flat fp8 of 576 bytes; "model1": a window and a compressed
+                      ///< cache of fp8_v4, also beside fp8 of 512
     std::int64_t heads = 0;
     std::int64_t rows = 0;
     std::int64_t slots = 0;  ///< active ones of each row; model1: of the window

@@ -26,7 +26,6 @@ namespace sparsemla::tool {
 namespace {
 
 constexpr std::int64_t default_repeat = 15;
-constexpr const char* latency_suite = "latency";
 
 std::int64_t repeat_of(const BenchFlags& flags) { return flags.repeat == 0 ? default_repeat : flags.repeat; }
 
@@ -67,7 +66,7 @@ double quantile(const std::vector<double>& sorted, double share) {
 std::vector<harness::NamedRecipe> chosen_problems(const BenchFlags& flags) {
     std::vector<harness::NamedRecipe> chosen = harness::problems(flags.suite);
     if (chosen.empty()) {
-        std::set<std::string> suites = {latency_suite};
+        std::set<std::string> suites = {latency_suite, records_suite};
         for (const harness::NamedRecipe& problem : harness::problems()) suites.insert(problem.suite);
         throw Error(ErrorKind::invalid_argument, "--suite", fmt::format("one of {}", fmt::join(suites, ", ")),
                     in_quotes(flags.suite));
@@ -258,20 +257,24 @@ void write_timings(const std::vector<Timing>& timings, const MachineLimits& mach
         if (!path.empty()) print_line("wrote " + printable(path));
 }
 
+bool is_of_gpu(const std::string& suite) { return suite == latency_suite || suite == records_suite; }
+
 /// Options that belong to one of the suites only.
 void check_combination(const BenchFlags& flags) {
-    const bool latency = flags.suite == latency_suite;
-    const auto refuse = [](const char* option, const char* required, const char* received) {
+    const bool latency = is_of_gpu(flags.suite);
+    const auto refuse = [](const char* option, const char* required, const std::string& received) {
         throw Error(ErrorKind::invalid_argument, option, required, received);
     };
-    if (!latency && !flags.baseline.empty()) refuse("--baseline", "--suite latency beside it", "another suite");
-    if (latency && flags.csv) refuse("--csv", "another suite than latency, which has --json", "--suite latency");
+    if (!latency && !flags.baseline.empty())
+        refuse("--baseline", "--suite latency or records beside it", "another suite");
+    if (latency && flags.csv)
+        refuse("--csv", "another suite than latency and records, which have --json", "--suite " + flags.suite);
 }
 
 Status run_bench(const BenchFlags& flags) {
     check_combination(flags);
     if (flags.sweep) return run_sweep(flags, gpu_of(flags.run, "--sweep"));
-    if (flags.suite == latency_suite) return run_latency_suite(flags, gpu_of(flags.run, "--suite latency"));
+    if (is_of_gpu(flags.suite)) return run_latency_suite(flags, gpu_of(flags.run, "--suite " + flags.suite));
     for (const std::string& path : {flags.plot, flags.json_path})
         if (!path.empty()) check_output_path(path);
     const std::vector<harness::NamedRecipe> problems = chosen_problems(flags);
@@ -299,7 +302,7 @@ namespace {
 /// Returns --json, whose file may be left out.
 CLI::Option* add_output_flags(CLI::App& app, BenchFlags& flags) {
     CLI::Option* json = app.add_option("--json", flags.json_path,
-                                       "one JSON document: version, suite, repeat, limits, timings (suite latency: the "
+                                       "one JSON document: version, suite, repeat, limits, timings (of a GPU: the "
                                        "GPU, timings, cliffs); to FILE, beside the table, or instead of it");
     json->expected(0, 1)->type_name("[FILE]");
     app.add_flag("--csv", flags.csv, "one line per timing, after a line of column names")->excludes(json);
@@ -309,7 +312,7 @@ CLI::Option* add_output_flags(CLI::App& app, BenchFlags& flags) {
 }
 
 void add_latency_flags(CLI::App& app, BenchFlags& flags) {
-    const std::string group = "Suite latency";
+    const std::string group = "Suites latency and records";
     integer_option(app, "--calls", flags.calls, 1, 1000, "decodes in a graph; 50 or more in figures to report")
         ->capture_default_str()
         ->group(group);
@@ -343,13 +346,15 @@ void add_sweep_flags(CLI::App& app, BenchFlags& flags) {
 Subcommand add_bench(CLI::App& parent) {
     CLI::App* app = parent.add_subcommand("bench", "Time the shared list of problems");
     auto flags = std::make_shared<BenchFlags>();
-    app->add_option("--suite", flags->suite, "the list: speed, latency (a GPU's), or another suite of the tests")
+    app->add_option("--suite", flags->suite,
+                    "the list: speed, latency or records (a GPU's), or another suite of the tests")
         ->type_name("NAME")
         ->capture_default_str();
     app->add_option("--filter,--shape", flags->filter, "only problems whose name contains this")->type_name("TEXT");
     add_run_flags(*app, flags->run, true);
-    integer_option(*app, "--repeat,--repeats", flags->repeat, 1, 1'000'000,
-                   "timed calls per problem and kernel (default 15), or replays of a graph (latency 30, sweep 5)");
+    integer_option(
+        *app, "--repeat,--repeats", flags->repeat, 1, 1'000'000,
+        "timed calls per problem and kernel (default 15), or replays of a graph (latency and records 30, sweep 5)");
     const CLI::Option* json = add_output_flags(*app, *flags);
     add_latency_flags(*app, *flags);
     add_sweep_flags(*app, *flags);
@@ -359,12 +364,14 @@ Subcommand add_bench(CLI::App& parent) {
         "of limit: the least time that the FP32 multiply-add peak (fma) and the memory bandwidth (memory), both "
         "measured\n"
         "in this run on as many threads, allow; over the median. Records that a CPU cache holds can exceed `memory`.\n"
-        "On a GPU: the time between two events around the call, and no limit. Suite latency times graphs of dependent\n"
-        "decodes instead, cold and warm, against the floor of copy rate, arithmetic and empty launches.\n"
+        "On a GPU: the time between two events around the call, and no limit. Suites latency and records time graphs "
+        "of\n"
+        "dependent decodes instead, cold and warm, against the floor of copy rate, arithmetic and empty launches.\n"
         "Examples:\n"
         "  sparsemla bench --filter fp8\n"
         "  sparsemla bench --kernel cpu --p-format all --repeat 31 --plot bench.svg\n"
         "  sparsemla bench --suite latency --device cuda:0 --shape goal/ --baseline flashmla.tsv --json latency.json\n"
+        "  sparsemla bench --suite records --device cuda:0 --baseline flashmla.tsv\n"
         "  sparsemla bench --sweep --minutes 6 --resume sweep.jsonl --write-table src/tuning_table.inc");
     return {app, [flags, json] {
                 flags->json = json->count() > 0;

@@ -9,6 +9,10 @@
 
 namespace sparsemla::tool {
 
+/// Suites that need a GPU: decode as it runs in a model.
+inline constexpr const char* latency_suite = "latency";
+inline constexpr const char* records_suite = "records";
+
 struct BenchFlags {
     std::string suite = "speed";
     std::string filter;
@@ -18,7 +22,7 @@ struct BenchFlags {
     std::string json_path;  ///< with `json`; "": stdout
     bool csv = false;
     std::string plot;
-    // Suite latency.
+    // Suites latency and records.
     std::int64_t calls = 64;
     std::string baseline;
     // --sweep.
@@ -29,7 +33,7 @@ struct BenchFlags {
     std::string table;
 };
 
-/// --suite latency on a GPU.
+/// --suite latency or records on a GPU.
 Status run_latency_suite(const BenchFlags& flags, const DeviceSpec& gpu, const harness::TimerSizes& sizes = {});
 
 /// --sweep on a GPU.

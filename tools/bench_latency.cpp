@@ -12,7 +12,8 @@ namespace {
 constexpr std::int64_t default_repeats = 30;
 
 std::vector<harness::LatencyShape> chosen_shapes(const BenchFlags& flags, const DeviceSpec& gpu) {
-    std::vector<harness::LatencyShape> shapes = harness::latency_suite(gpu, plan_options(flags.run));
+    std::vector<harness::LatencyShape> shapes =
+        flags.suite == records_suite ? harness::records_suite() : harness::latency_suite(gpu, plan_options(flags.run));
     const std::size_t all = shapes.size();
     const std::string example = shapes.front().name;
     std::erase_if(shapes, [&](const auto& shape) { return shape.name.find(flags.filter) == std::string::npos; });
@@ -57,6 +58,7 @@ Status run_latency_suite(const BenchFlags& flags, const DeviceSpec& gpu, const h
     for (const std::string& path : {flags.plot, flags.json_path})
         if (!path.empty()) check_output_path(path);
     LatencyReport report;
+    report.suite = flags.suite;
     report.calls = flags.calls;
     report.repeats = flags.repeat == 0 ? default_repeats : flags.repeat;
     report.baseline_path = flags.baseline;

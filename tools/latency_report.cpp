@@ -191,7 +191,7 @@ std::string text_of(const LatencyReport& report) {
 
 Json to_json(const LatencyReport& report) {
     Json json = to_json(report.conditions);
-    json["suite"] = "latency";
+    json["suite"] = report.suite;
     json["calls"] = report.calls;
     json["repeats"] = report.repeats;
     json["baseline"] = report.baseline_path.empty() ? Json() : Json(report.baseline_path);

@@ -22,6 +22,7 @@ struct LatencyTiming {
 };
 
 struct LatencyReport {
+    std::string suite = "latency";
     Conditions conditions;
     std::int64_t calls = 0;    ///< of a graph
     std::int64_t repeats = 0;  ///< timed replays

@@ -53,10 +53,9 @@ struct BalancedTile : Tile<kHeads, kForm, kQuery, kTwoSources, 0> {
     static constexpr bool units_take_turns = false;  // a warp merges what it holds: the same units of every split
     static constexpr balanced::SharedLayout layout = balanced::shared_layout(kHeads, kForm, 1);
     /// Such that nothing is spilled: 12 warps have 168 a thread together.
-    static constexpr int multiplier_registers =
-        kForm == StageForm::blocks_512                                                                      ? 184
-        : kForm == StageForm::blocks_rope || Tile<kHeads, kForm, kQuery, kTwoSources, 0>::record.is_plain() ? 200
-                                                                                                            : 192;
+    static constexpr int multiplier_registers = kForm == StageForm::groups_512 || kForm == StageForm::blocks_512 ? 184
+                                                : kForm == StageForm::blocks_rope                                ? 200
+                                                                                                                 : 192;
     static constexpr int helper_registers =
         (168 * (multiplying_warps + helper_warps) - multiplier_registers * multiplying_warps) / helper_warps;
     using Small = BalancedShared<kHeads>;

@@ -140,33 +140,38 @@ struct PackedCodes {
 template <class T>
 __device__ void copy_records_of_form(const Params& params, const Place<T>& at, const SourceView& source,
                                      const RecordParts& parts, SharedAddress to) {
+    constexpr RecordLayout stored = stored_layout(T::form);
     const std::byte* data = parts.present ? parts.data : nullptr;
     if constexpr (T::record.has_groups()) {
-        copy_pieces<T::pitch / 16>(params, at, data, to);
+        copy_pieces<stored.record_bytes / 16>(params, at, data, to);
     } else if constexpr (T::form == StageForm::wide_576) {
-        if (source.rope == nullptr) return copy_pieces<1152 / 16>(params, at, data, to);
-        copy_pieces<1024 / 16>(params, at, data, to);
-        copy_pieces<128 / 16>(params, at, parts.present ? parts.more : nullptr, to + 1024);
+        if (source.rope == nullptr) return copy_pieces<stored.record_bytes / 16>(params, at, data, to);
+        copy_pieces<stored.main.bytes() / 16>(params, at, data, to);
+        copy_pieces<stored.rope.bytes() / 16>(params, at, parts.present ? parts.more : nullptr,
+                                              to + stored.rope.offset_bytes);
     } else if constexpr (T::form == StageForm::blocks_rope) {
-        copy_pieces<576 / 16>(params, at, data, to);
+        copy_pieces<stored.data_bytes / 16>(params, at, data, to);
     } else if constexpr (T::form == StageForm::blocks_576) {
-        copy_pieces<64 / 16>(params, at, data == nullptr ? nullptr : data + 256, to + 512);
+        copy_pieces<stored.rope.bytes() / 16>(params, at, data == nullptr ? nullptr : data + stored.rope.offset_bytes,
+                                              to + stored.rope.first_dim);
     } else {
-        if (source.record == Record::fp8_v41) copy_pieces<512 / 16>(params, at, data, to);
+        if (source.record == Record::fp8_v41) copy_pieces<T::record.codes / 16>(params, at, data, to);
     }
 }
 
 /// The same by bulk copies, started by one lane a record: how many bytes come.
 template <class T>
 __device__ int bulk_bytes(const SourceView& source) {
-    return T::record.codes == 0 ? 1152 : T::form == StageForm::blocks_512 ? 512 : source.data_bytes;
+    if (T::record.codes == 0) return stored_layout(T::form).record_bytes;
+    return T::form == StageForm::blocks_512 ? T::record.codes : source.data_bytes;
 }
 template <class T>
 __device__ void copy_record_of_form_bulk(const SourceView& source, const RecordParts& parts, SharedAddress to,
                                          SharedAddress barrier) {
     const bool in_two = T::record.codes == 0 && source.rope != nullptr;
-    copy_bulk_async(to, parts.data, in_two ? 1024 : bulk_bytes<T>(source), barrier);
-    if (in_two) copy_bulk_async(to + 1024, parts.more, 128, barrier);
+    constexpr RecordLayout stored = stored_layout(T::form);
+    copy_bulk_async(to, parts.data, in_two ? stored.main.bytes() : bulk_bytes<T>(source), barrier);
+    if (in_two) copy_bulk_async(to + stored.rope.offset_bytes, parts.more, stored.rope.bytes(), barrier);
 }
 
 /// gather_part for forms that are not plain.

@@ -74,7 +74,8 @@ inline Step random_step(const RandomSpec& spec, std::uint64_t seed) {
                   .lse_base = spec.lse_base,
                   .out_dtype = spec.out_dtype};
     for (const std::int64_t width : spec.widths)
-        full.sources.push_back({.layout = {spec.record}, .width = width, .pages = 3});
+        full.sources.push_back(
+            {.layout = {spec.record, layout_of(spec.record).default_form()}, .width = width, .pages = 3});
     Step step(full);
     randomise(step, seed);
     shuffle(step, seed + 1);
