@@ -81,7 +81,8 @@ double expected_us(const Problem& problem, const DeviceSpec& device, const Layou
     const bool one_each = tiles * layout.splits == ctas;
     const std::int64_t of_cta = one_each ? longest : std::max((tiles * chunks + ctas - 1) / ctas, longest);
     const double busy = static_cast<double>(ctas) / std::max(device.sms, 1);
-    double us = cost.ends_us + static_cast<double>(of_cta) * (cost.chunk_us + busy * cost.busy_us);
+    double us =
+        cost.ends_us + static_cast<double>(of_cta) * (cost.chunk_us + busy * cost.busy_us) * chunk_factor(problem);
     if (!one_each) us += share_us;
     if (layout.splits == 1) return one_each || of_cta % longest == 0 ? us : us + cut_us;
     if (one_each) return us + cost.one_merge_us + merge_of_split_us * layout.splits;

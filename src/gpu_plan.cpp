@@ -95,6 +95,20 @@ std::optional<std::string> refuse_range(std::string_view what, std::optional<int
 
 StageForm form_of(const Problem& problem) { return stage_form(problem.sources[0].record); }
 
+double chunk_factor(const Problem& problem) {
+    switch (form_of(problem)) {
+        case StageForm::codes_576:
+        case StageForm::codes_512: return problem.query_dtype == DType::bf16 ? 1.1 : 1;
+        case StageForm::groups_576:
+        case StageForm::groups_512: return 1.55;
+        case StageForm::blocks_rope: return 1.95;
+        case StageForm::blocks_512:
+        case StageForm::wide_576: return 1.7;
+        case StageForm::blocks_576: return 2.3;
+    }
+    return 1;
+}
+
 int tiles_of(const Problem& problem, int heads) {
     return static_cast<int>(std::max<std::int64_t>(1, (problem.heads + heads - 1) / heads));
 }

@@ -27,6 +27,10 @@ Schedule gpu_schedule(const Kernel& kernel, const Problem& problem, const PlanOp
 /// How the kernels hold the problem's records: one form for all sources.
 StageForm form_of(const Problem& problem);
 
+/// How many times as long as with flat fp8 records and an E4M3 query a CTA takes for a chunk: what an H200 took
+/// (docs/performance.md, "Records").
+double chunk_factor(const Problem& problem);
+
 /// Tiles of `heads` heads that a row of the problem has; at least 1.
 int tiles_of(const Problem& problem, int heads);
 

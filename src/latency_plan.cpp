@@ -112,7 +112,8 @@ double expected_us(const Problem& problem, const DeviceSpec& device, const Layou
     };
     constexpr std::array<Cost, 2> costs = {{{16, 3.4, 1.5, 1.9, 0.6}, {32, 4.3, 1.75, 2.7, 1.0}}};
     const Cost& cost = *std::ranges::find(costs, layout.heads, &Cost::heads);
-    double us = cost.first_chunk_us + static_cast<double>((chunks - 1) / layout.splits) * cost.next_chunk_us;
+    const double factor = chunk_factor(problem);
+    double us = (cost.first_chunk_us + static_cast<double>((chunks - 1) / layout.splits) * cost.next_chunk_us) * factor;
     if (layout.splits > 1 && chunks > 1)
         us += layout.transport == Transport::weights && chunks <= layout.splits ? cost.weights_us : cost.outputs_us;
     // Where SMs are left over, the next kernel begins on them while this one runs.
@@ -194,7 +195,7 @@ std::optional<Choice> measured_layout(const Problem& problem, const DeviceSpec& 
     if (options.splits || options.tile_heads || options.stages || options.cluster_tiles || options.gather)
         return std::nullopt;
     const TuningRow* covering = find_tuning(tuning_table(), {.gpu = device.name,
-                                                             .d_qk = static_cast<int>(d_qk(problem)),
+                                                             .record = problem.sources[0].record,
                                                              .sources = static_cast<int>(problem.sources.size()),
                                                              .rows = problem.rows,
                                                              .heads = problem.heads,

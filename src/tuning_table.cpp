@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <iterator>
 
+#include "stage_layout.h"
+
 namespace sparsemla::detail {
 
 namespace {
@@ -13,8 +15,8 @@ constexpr TuningRow rows[] = {
 };
 
 bool covers(const TuningRow& row, const TuningKey& key) {
-    return row.d_qk == key.d_qk && row.sources == key.sources && row.rows >= key.rows && row.heads >= key.heads &&
-           row.chunks >= key.chunks;
+    return stage_form(row.record) == stage_form(key.record) && row.sources == key.sources && row.rows >= key.rows &&
+           row.heads >= key.heads && row.chunks >= key.chunks;
 }
 
 /// What "smallest" means where the grid has holes: the least work.
@@ -25,7 +27,8 @@ std::int64_t size_of(const TuningRow& row) { return row.rows * row.heads * row.c
 std::span<const TuningRow> tuning_table() { return {rows, std::size(rows) - 1}; }
 
 bool differ_in_rows(const TuningRow& a, const TuningRow& b) {
-    return a.gpu == b.gpu && a.d_qk == b.d_qk && a.sources == b.sources && a.heads == b.heads && a.chunks == b.chunks;
+    return a.gpu == b.gpu && a.record == b.record && a.sources == b.sources && a.heads == b.heads &&
+           a.chunks == b.chunks;
 }
 
 const TuningRow* find_tuning(std::span<const TuningRow> table, const TuningKey& key) {

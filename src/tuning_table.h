@@ -11,8 +11,8 @@
 namespace sparsemla::detail {
 
 struct TuningRow {
-    std::string_view gpu;  ///< DeviceSpec::name
-    int d_qk = 0;
+    std::string_view gpu;             ///< DeviceSpec::name
+    Record record = Record::fp8_576;  ///< of the first source
     int sources = 0;
     std::int64_t rows = 0;
     std::int64_t heads = 0;
@@ -30,15 +30,16 @@ std::span<const TuningRow> tuning_table();
 
 struct TuningKey {
     std::string_view gpu;
-    int d_qk = 0;
+    Record record = Record::fp8_576;
     int sources = 0;
     std::int64_t rows = 0;
     std::int64_t heads = 0;
     std::int64_t chunks = 0;
 };
 
-/// The row of the smallest problem that is at least as large in rows, heads and chunks, of equal d_qk and number of
-/// sources; null if there is none. Of this GPU, or, where the table has none of its name at all, of another one.
+/// The row of the smallest problem that is at least as large in rows, heads and chunks, of a record that has the same
+/// form in a stage (stage_layout.h) and the same number of sources; null if there is none. Of this GPU, or, where the
+/// table has none of its name at all, of another one.
 const TuningRow* find_tuning(std::span<const TuningRow> table, const TuningKey& key);
 
 /// Whether two rows are of problems that differ in their numbers of rows alone.

@@ -101,7 +101,8 @@ TEST_P(K16_IndexDomainMixedUp, B049_EveryTokenOnceOverTheRanks) {
                         double{result.out(0, 0, d)} / Step::mark * conversion.counts[0];
             }
             for (std::size_t d = 0; d < value_dims; ++d)
-                ASSERT_NEAR(seen[d], d < tokens ? 1.0 : 0.0, 1e-4 + weight_rounding()) << "token " << d << ", world " << world;
+                ASSERT_NEAR(seen[d], d < tokens ? 1.0 : 0.0, 1e-4 + weight_rounding())
+                    << "token " << d << ", world " << world;
         }
 }
 

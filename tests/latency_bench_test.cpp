@@ -182,7 +182,7 @@ TEST(Baseline, BadFilesAreRefusedByLine) {
 TEST(Sweep, LayoutsOfEveryPoint) {
     if (!build_info().cuda) GTEST_SKIP() << "plans of a GPU need the CUDA part";
     const std::vector<SweepPoint> points = sweep_points();
-    EXPECT_EQ(points.size(), 19U * 7 * 9 + 10 * 5 * 5 + 10 * 5 * 3);
+    EXPECT_EQ(points.size(), 19U * 7 * 9 + 10 * 5 * 5 + 10 * 5 * 3 + 6 * 8 * 4 * 5);
     for (const SweepPoint& point : points) {
         const std::vector<Plan> plans = sweep_plans(point, test::hopper(), {}, 8);
         ASSERT_FALSE(plans.empty()) << point.text();
@@ -199,14 +199,14 @@ TEST(Sweep, LayoutsOfEveryPoint) {
         EXPECT_EQ(static_cast<std::int64_t>(point.shape().sources.size()), point.sources);
     }
     // Two numbers of stages, and copies that two tiles share.
-    EXPECT_EQ(sweep_plans(points.back(), test::hopper(), {.splits = 1, .tile_heads = 16}, 8).size(), 3U);
-    EXPECT_EQ(sweep_plans(points.back(), test::hopper(), {.splits = 1, .tile_heads = 16, .cluster_tiles = 1}, 8).size(),
-              2U);
+    const SweepPoint last{.record = Record::fp8_576, .rows = 128, .heads = 128, .chunks = 32};
+    EXPECT_EQ(sweep_plans(last, test::hopper(), {.splits = 1, .tile_heads = 16}, 8).size(), 3U);
+    EXPECT_EQ(sweep_plans(last, test::hopper(), {.splits = 1, .tile_heads = 16, .cluster_tiles = 1}, 8).size(), 2U);
 }
 
 SweepResult result(std::int64_t rows, std::int64_t splits, double us) {
     return {.gpu = "NVIDIA H200",
-            .d_qk = 576,
+            .record = "fp8_576",
             .sources = 1,
             .rows = rows,
             .heads = 16,

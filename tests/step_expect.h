@@ -230,10 +230,11 @@ class EveryRecord : public testing::TestWithParam<KernelAndLayout> {
     }
     const std::string& kernel() const { return GetParam().kernel; }
     const Layout& layout() const { return GetParam().layout; }
-    /// How much a weight may be off, relatively, although P holds it: the GPU's kernels multiply it by float32 scales of
-    /// groups before it becomes FP16 (docs/numerics.md).
+    /// How much a weight may be off, relatively, although P holds it: the GPU's kernels multiply it by float32 scales
+    /// of groups before it becomes FP16 (docs/numerics.md).
     double weight_rounding() const {
-        const bool multiplies = kernel().starts_with("decode_") && layout().bytes().scale_encoding == ScaleEncoding::f32;
+        const bool multiplies =
+            kernel().starts_with("decode_") && layout().bytes().scale_encoding == ScaleEncoding::f32;
         return multiplies ? 0x1p-11 : 0.0;
     }
 };

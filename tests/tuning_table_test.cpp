@@ -14,10 +14,10 @@ namespace {
 
 constexpr std::string_view h200 = "NVIDIA H200";
 
-TuningRow row(std::int64_t rows, std::int64_t heads, std::int64_t chunks, std::string_view gpu = h200, int d_qk = 576,
-              int sources = 1) {
+TuningRow row(std::int64_t rows, std::int64_t heads, std::int64_t chunks, std::string_view gpu = h200,
+              Record record = Record::fp8_576, int sources = 1) {
     return {.gpu = gpu,
-            .d_qk = d_qk,
+            .record = record,
             .sources = sources,
             .rows = rows,
             .heads = heads,
@@ -29,7 +29,7 @@ TuningRow row(std::int64_t rows, std::int64_t heads, std::int64_t chunks, std::s
 }
 
 TuningKey key(std::int64_t rows, std::int64_t heads, std::int64_t chunks) {
-    return {.gpu = h200, .d_qk = 576, .sources = 1, .rows = rows, .heads = heads, .chunks = chunks};
+    return {.gpu = h200, .record = Record::fp8_576, .sources = 1, .rows = rows, .heads = heads, .chunks = chunks};
 }
 
 /// Which row of the table is found, or -1.
@@ -60,10 +60,10 @@ TEST(TuningTable, NearestLargerInEveryDirection) {
 }
 
 TEST(TuningTable, DimensionsAndSourcesAreExact) {
-    const std::vector<TuningRow> table = {row(8, 16, 8, h200, 512, 2), row(16, 16, 8)};
+    const std::vector<TuningRow> table = {row(8, 16, 8, h200, Record::fp8_512, 2), row(16, 16, 8)};
     EXPECT_EQ(found(table, key(1, 1, 1)), 1);
     TuningKey two = key(1, 1, 1);
-    two.d_qk = 512;
+    two.record = Record::fp8_512;
     EXPECT_EQ(found(table, two), -1);
     two.sources = 2;
     EXPECT_EQ(found(table, two), 0);
@@ -86,10 +86,12 @@ Problem problem_of(const TuningRow& measured) {
     problem.rows = measured.rows;
     problem.heads = measured.heads;
     problem.device = test::hopper().device;
-    const Record record = measured.d_qk == 576 ? Record::fp8_576 : Record::fp8_512;
+    const RecordLayout& layout = layout_of(measured.record);
+    problem.query_dtype = layout.takes_k_scale ? DType::f8_e4m3 : DType::bf16;
     for (int i = 0; i < measured.sources; ++i)
-        problem.sources.push_back(
-            {.record = record, .width = 64 * (i == 0 ? measured.chunks - (measured.sources - 1) : 1)});
+        problem.sources.push_back({.record = layout.record,
+                                   .form = layout.default_form(),
+                                   .width = 64 * (i == 0 ? measured.chunks - (measured.sources - 1) : 1)});
     return problem;
 }
 

@@ -38,13 +38,24 @@ std::size_t measure_point(const SweepPoint& point, const std::vector<Plan>& plan
     return measured;
 }
 
+std::vector<SweepPoint> chosen_points(const BenchFlags& flags) {
+    std::vector<SweepPoint> points = sweep_points();
+    const std::string example = points.front().text();
+    std::erase_if(points,
+                  [&](const SweepPoint& point) { return point.text().find(flags.filter) == std::string::npos; });
+    if (points.empty())
+        throw Error(ErrorKind::invalid_argument, "--filter", fmt::format("a part of a point such as '{}'", example),
+                    in_quotes(flags.filter));
+    return points;
+}
+
 Progressed sweep(const BenchFlags& flags, const DeviceSpec& gpu, SweepLog& log, harness::DecodeTimer& timer) {
     const auto start = std::chrono::steady_clock::now();
     const auto minutes = [&] {
         return std::chrono::duration<double, std::ratio<60>>(std::chrono::steady_clock::now() - start).count();
     };
     const int repeats = flags.repeat == 0 ? default_repeats : static_cast<int>(flags.repeat);
-    const std::vector<SweepPoint> points = sweep_points();
+    const std::vector<SweepPoint> points = chosen_points(flags);
     Progress progress;
     Progressed progressed;
     for (const SweepPoint& point : points) {
@@ -67,7 +78,7 @@ Status run_sweep(const BenchFlags& flags, const DeviceSpec& gpu, const harness::
     const std::size_t held = log.results().size();
     const Progressed progressed = sweep(flags, gpu, log, timer);
     if (!flags.table.empty()) write_file(flags.table, tuning_table_text(log.results()));
-    const std::size_t points = sweep_points().size();
+    const std::size_t points = chosen_points(flags).size();
     print_line(fmt::format("{}: {} layouts measured, {} known before; {} of {} points done{}", gpu.name,
                            progressed.measured, held, progressed.done, points,
                            progressed.done == points ? "" : ", again with --resume for the rest"));

@@ -28,6 +28,16 @@ struct Grid {
     std::vector<std::int64_t> rows, heads, chunks;
 };
 
+/// Of a record with scales or wide values.
+Grid of_record(Record record, std::int64_t sources) {
+    const std::int64_t before = sources == 2 ? window_chunks : 0;
+    return {record,
+            sources,
+            {1, 2, 4, 8, 16, 32, 64, 128},
+            {16, 32, 64, 128},
+            {before + 2, before + 4, before + 8, before + 16, before + 32}};
+}
+
 std::vector<Grid> grids() {
     return {{Record::fp8_576,
              1,
@@ -35,7 +45,13 @@ std::vector<Grid> grids() {
              {8, 16, 32, 48, 64, 96, 128},
              {1, 2, 3, 4, 5, 8, 10, 16, 32}},
             {Record::fp8_512, 2, {1, 2, 4, 6, 8, 12, 16, 32, 64, 128}, {8, 16, 32, 64, 128}, {3, 6, 10, 18, 34}},
-            {Record::fp8_512, 1, {1, 2, 4, 6, 8, 12, 16, 32, 64, 128}, {8, 16, 32, 64, 128}, {1, 2, 4}}};
+            {Record::fp8_512, 1, {1, 2, 4, 6, 8, 12, 16, 32, 64, 128}, {8, 16, 32, 64, 128}, {1, 2, 4}},
+            of_record(Record::fp8_ds_mla, 1),
+            of_record(Record::fp8_ds_mla_norope, 1),
+            of_record(Record::fp8_v4, 2),
+            of_record(Record::fp8_v41, 2),
+            of_record(Record::nvfp4_ds_mla, 1),
+            of_record(Record::bf16, 1)};
 }
 
 /// Stages in the order in which they are worth a measurement: two, all in flight, then what is between.
@@ -82,12 +98,17 @@ void add_variants(std::vector<Plan>& plans, const SweepPoint& point, const Devic
     add_plans(plans, problem, device, shared, 1);
 }
 
+std::string enumerator(Record record) {
+    const RecordLayout& layout = layout_of(record);
+    return layout.takes_k_scale ? fmt::format("{}_{}", layout.name, layout.record_bytes) : std::string(layout.name);
+}
+
 auto point_key(const SweepResult& result) {
-    return std::tuple(result.gpu, result.d_qk, result.sources, result.rows, result.heads, result.chunks);
+    return std::tuple(result.gpu, result.record, result.sources, result.rows, result.heads, result.chunks);
 }
 
 Json to_json(const SweepResult& result) {
-    return {{"gpu", result.gpu},         {"d_qk", result.d_qk},
+    return {{"gpu", result.gpu},         {"record", result.record},
             {"sources", result.sources}, {"rows", result.rows},
             {"heads", result.heads},     {"chunks", result.chunks},
             {"splits", result.splits},   {"tile_heads", result.tile_heads},
@@ -99,7 +120,7 @@ Json to_json(const SweepResult& result) {
 SweepResult from_json(const Json& json) {
     const auto integer = [&](const char* name) { return json.at(name).get<std::int64_t>(); };
     return {.gpu = json.at("gpu").get<std::string>(),
-            .d_qk = integer("d_qk"),
+            .record = json.at("record").get<std::string>(),
             .sources = integer("sources"),
             .rows = integer("rows"),
             .heads = integer("heads"),
@@ -124,7 +145,11 @@ std::string read_text(const std::string& path) {
 }  // namespace
 
 harness::ChainShape SweepPoint::shape() const {
-    harness::ChainShape shape{.rows = rows, .heads = heads, .sources = {}, .sinks = sources == 2};
+    harness::ChainShape shape{.rows = rows,
+                              .heads = heads,
+                              .sources = {},
+                              .sinks = sources == 2,
+                              .query_dtype = layout_of(record).takes_k_scale ? DType::f8_e4m3 : DType::bf16};
     const auto add = [&](std::int64_t width) {
         shape.sources.push_back({.record = record, .width = width, .active = width});
     };
@@ -173,14 +198,14 @@ std::vector<Plan> sweep_plans(const SweepPoint& point, const DeviceSpec& device,
 }
 
 std::string SweepResult::layout_key() const {
-    return fmt::format("{} {} {} {} {} {}: {} {} {} {} {}", gpu, d_qk, sources, rows, heads, chunks, splits, tile_heads,
-                       stages, cluster_tiles, gather);
+    return fmt::format("{} {} {} {} {} {}: {} {} {} {} {}", gpu, record, sources, rows, heads, chunks, splits,
+                       tile_heads, stages, cluster_tiles, gather);
 }
 
 SweepResult result_of(const SweepPoint& point, const Plan& plan, double us) {
     const Tiling tiling = plan.tiling.value_or(Tiling{});
     return {.gpu = plan.device.name,
-            .d_qk = d_qk(plan.problem),
+            .record = enumerator(plan.problem.sources[0].record),
             .sources = point.sources,
             .rows = point.rows,
             .heads = point.heads,
@@ -233,11 +258,11 @@ std::string tuning_table_text(const std::vector<SweepResult>& results) {
     }
     std::string text =
         "// Written by `sparsemla bench --sweep --write-table`; a line is a row of TuningRow (tuning_table.h):\n"
-        "// {gpu, d_qk, sources, rows, heads, chunks, splits, tile_heads, stages, cluster_tiles, gather, us},\n";
+        "// {gpu, record, sources, rows, heads, chunks, splits, tile_heads, stages, cluster_tiles, gather, us},\n";
     for (const auto& [key, row] : best)
-        text += fmt::format("{{\"{}\", {}, {}, {}, {}, {}, {}, {}, {}, {}, Gather::{}, {:.2f}}},\n", row.gpu, row.d_qk,
-                            row.sources, row.rows, row.heads, row.chunks, row.splits, row.tile_heads, row.stages,
-                            row.cluster_tiles, row.gather, row.us);
+        text += fmt::format("{{\"{}\", Record::{}, {}, {}, {}, {}, {}, {}, {}, {}, Gather::{}, {:.2f}}},\n", row.gpu,
+                            row.record, row.sources, row.rows, row.heads, row.chunks, row.splits, row.tile_heads,
+                            row.stages, row.cluster_tiles, row.gather, row.us);
     return text;
 }
 

@@ -36,7 +36,7 @@ std::vector<Plan> sweep_plans(const SweepPoint& point, const DeviceSpec& device,
 /// A row of the table, or one that lost.
 struct SweepResult {
     std::string gpu;
-    std::int64_t d_qk = 0;
+    std::string record;  ///< of the first source: "fp8_576"
     std::int64_t sources = 0;
     std::int64_t rows = 0;
     std::int64_t heads = 0;
