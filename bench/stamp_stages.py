@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes a CUDA source whose stage marks read the clock: stamp_stages.py SOURCE OUTPUT.
 
-The header with marks (MARKED, in the source's own folder) becomes part of the text. Exits unless there are 1 .. 32 marks,
+The headers with marks (MARKED, in the source's own folder) become part of the text. Exits unless there are 1 .. 32 marks,
 one of them `entered`.
 
 A mark is a comment `//@ name` (thread 0 of a CTA reads it) or `//@@ name` (the first thread of the helpers). Marks in a
@@ -12,7 +12,7 @@ import re
 import sys
 
 LAST = ("merged", "alone", "written")
-MARKED = "decode_latency_multiply.cuh"
+MARKED = ("decode_latency_kernel.cuh", "decode_latency_multiply.cuh")
 TYPES = """
 namespace sparsemla::detail::latency {
 namespace {
@@ -71,11 +71,12 @@ def main(source_path, output_path):
         return text + " publish_stamps();" if name in LAST else text
 
     source = pathlib.Path(source_path)
-    header = (source.parent / MARKED).read_text()
-    includes = "\n".join(re.findall(r"^#include .*$", header, flags=re.M))
-    header_body = re.sub(r"^#(?:include .*|pragma once)$", "", header, flags=re.M)
-    text = source.read_text().replace(f'#include "cuda/{MARKED}"', includes)
-    text = behind_includes(text, header_body)
+    text = source.read_text()
+    for marked in MARKED:
+        header = (source.parent / marked).read_text()
+        includes = "\n".join(re.findall(r"^#include .*$", header, flags=re.M))
+        body = re.sub(r"^#(?:include .*|pragma once)$", "", header, flags=re.M)
+        text = behind_includes(text.replace(f'#include "cuda/{marked}"', includes), body)
     text = re.sub(r"^( *)//@(@?) (\w+)$", mark, text, flags=re.M)
     if "entered" not in names or len(names) > 32:
         sys.exit(f"stamp_stages.py: need 1 .. 32 marks in {source_path}, 'entered' among them, got {names}")

@@ -100,24 +100,26 @@ sparsemla_status sparsemla_cache_bytes(const sparsemla_cache* cache, int64_t* ou
 }
 
 sparsemla_status sparsemla_pack(const sparsemla_cache* cache, const sparsemla_tensor* values,
-                                const sparsemla_tensor* slots, const sparsemla_pack_options* options) {
+                                const sparsemla_tensor* slots, const sparsemla_pack_options* options, void* stream) {
     return guarded([&] {
         pack(to_cache(cache, "cache"), to_const_tensor(not_null(values, "values"), "values"),
-             to_const_tensor(not_null(slots, "slots"), "slots"), to_pack_options(options));
+             to_const_tensor(not_null(slots, "slots"), "slots"), to_pack_options(options), {stream});
     });
 }
 
 sparsemla_status sparsemla_unpack(const sparsemla_cache* cache, const sparsemla_tensor* slots,
-                                  const sparsemla_tensor* out) {
+                                  const sparsemla_tensor* out, void* stream) {
     return guarded([&] {
         unpack(to_cache(cache, "cache"), to_const_tensor(not_null(slots, "slots"), "slots"),
-               to_tensor(not_null(out, "out"), "out"));
+               to_tensor(not_null(out, "out"), "out"), {stream});
     });
 }
 
-sparsemla_status sparsemla_quantize_query(const sparsemla_tensor* in, float q_scale, const sparsemla_tensor* out) {
+sparsemla_status sparsemla_quantize_query(const sparsemla_tensor* in, float q_scale, const sparsemla_tensor* out,
+                                          void* stream) {
     return guarded([&] {
-        quantize_query(to_const_tensor(not_null(in, "in"), "in"), q_scale, to_tensor(not_null(out, "out"), "out"));
+        quantize_query(to_const_tensor(not_null(in, "in"), "in"), q_scale, to_tensor(not_null(out, "out"), "out"),
+                       {stream});
     });
 }
 

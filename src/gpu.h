@@ -34,6 +34,15 @@ void launch_latency(const DecodeParams& params, Stream stream);
 void prepare_balanced(const Plan& plan, Memory state, Stream stream);
 void launch_balanced(const DecodeParams& params, Stream stream);
 
+/// On tensors of GPU `device`. Needs no preparation; a first call within a stream capture needs prepare of a plan
+/// before.
+void convert_indices_gpu(const ConvertParams& params, int device, Stream stream);
+
+/// The same for writers and readers of records, on the cache's GPU, and for the query quantiser.
+void pack_gpu(const PackParams& params, Stream stream);
+void unpack_gpu(const UnpackParams& params, Stream stream);
+void quantize_query_gpu(const QuantizeParams& params, int device, Stream stream);
+
 /// Runs a trivial kernel on the GPU and looks at what it wrote. Throws Error (device, unsupported).
 void check_gpu(int index);
 

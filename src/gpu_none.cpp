@@ -17,6 +17,12 @@ void launch_latency(const DecodeParams&, Stream) {}
 void prepare_balanced(const Plan&, Memory, Stream) {}
 void launch_balanced(const DecodeParams&, Stream) {}
 
+void convert_indices_gpu(const ConvertParams&, int device, Stream) { check_gpu(device); }
+
+void pack_gpu(const PackParams& params, Stream) { check_gpu(params.cache.device.index); }
+void unpack_gpu(const UnpackParams& params, Stream) { check_gpu(params.cache.device.index); }
+void quantize_query_gpu(const QuantizeParams&, int device, Stream) { check_gpu(device); }
+
 void check_gpu(int index) {
     throw Error(ErrorKind::unsupported, "device",
                 "a build with the CUDA part for " + to_string({Device::Kind::cuda, index}), "built without CUDA");

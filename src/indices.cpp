@@ -4,6 +4,7 @@
 #include <string>
 
 #include "check.h"
+#include "gpu.h"
 #include "kernels.h"
 
 namespace sparsemla {
@@ -96,12 +97,15 @@ detail::ConvertParams resolve(const ConvertArgs& args) {
 
 }  // namespace
 
-void convert_indices(const ConvertArgs& args, Stream) {
-    detail::check_on_cpu(args.token_ids, "token_ids", "convert_indices");
+void convert_indices(const ConvertArgs& args, Stream stream) {
     check_geometry(args.cache);
     check_sharding(args.sharding, args.cache.page_size);
     check_tensors(args);
-    detail::convert_indices_cpu(resolve(args));
+    const Device device = args.token_ids.device;
+    if (device.kind == Device::Kind::cpu)
+        detail::convert_indices_cpu(resolve(args));
+    else
+        detail::convert_indices_gpu(resolve(args), device.index, stream);
 }
 
 }  // namespace sparsemla

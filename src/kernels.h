@@ -112,6 +112,48 @@ struct ConvertParams {
     Sharding sharding;
 };
 
+/// Rows of elements beside each other. Strides are in elements.
+struct ConstMatrix {
+    const void* data = nullptr;
+    DType dtype = DType::f32;
+    std::int64_t row_stride = 0;
+};
+struct Matrix {
+    void* data = nullptr;
+    DType dtype = DType::f32;
+    std::int64_t row_stride = 0;
+};
+
+/// Slots of records, i32 or i64.
+struct SlotList {
+    const void* data = nullptr;
+    bool is_64_bit = false;
+    std::int64_t stride = 0;
+};
+
+/// Validated calls of pack, unpack and quantize_query.
+struct PackParams {
+    MutableCacheView cache;
+    ConstMatrix latent, rope;  ///< what RecordLayout::main and rope hold
+    SlotList slots;
+    std::int64_t n = 0;
+    PackOptions options;
+};
+struct UnpackParams {
+    CacheView cache;
+    SlotList slots;
+    Matrix out;
+    std::int64_t n = 0;
+};
+struct QuantizeParams {
+    const void* in = nullptr;
+    DType dtype = DType::bf16;
+    std::byte* out = nullptr;
+    std::int64_t rows = 0, heads = 0, dims = 0;
+    std::int64_t in_row_stride = 0, in_head_stride = 0, out_row_stride = 0, out_head_stride = 0;
+    float q_scale = 1;
+};
+
 void convert_indices_cpu(const ConvertParams& params);
 void merge_cpu(const MergeArgs& args);
 

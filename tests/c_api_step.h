@@ -96,7 +96,7 @@ static inline void pack_records(step* s) {
     memset(s->cache_memory, 0x7F, sizeof s->cache_memory);
     const sparsemla_tensor value_view = TENSOR(values, SPARSEMLA_F32, 2, d_qk);
     const sparsemla_tensor slot_view = TENSOR(slots, SPARSEMLA_I32, 2);
-    expect_ok(sparsemla_pack(&s->cache, &value_view, &slot_view, NULL), "pack");
+    expect_ok(sparsemla_pack(&s->cache, &value_view, &slot_view, NULL, NULL), "pack");
 }
 
 static inline void make_query(step* s) {
@@ -106,7 +106,7 @@ static inline void make_query(step* s) {
     values[(padded_heads - 1) * d_qk] = NAN; /* a padded head's garbage reaches nobody */
     const sparsemla_tensor in = TENSOR(values, SPARSEMLA_F32, rows, padded_heads, d_qk);
     const sparsemla_tensor out = TENSOR(s->query, SPARSEMLA_F8_E4M3, rows, padded_heads, d_qk);
-    expect_ok(sparsemla_quantize_query(&in, 1.0F, &out), "quantize_query");
+    expect_ok(sparsemla_quantize_query(&in, 1.0F, &out, NULL), "quantize_query");
 }
 
 static inline step* make_step(void) {

@@ -82,7 +82,7 @@ static void test_records(void) {
     expect_ok(sparsemla_cache_bytes(&s->cache, &bytes), "cache_bytes");
     check(bytes == sizeof s->cache_memory, "cache_bytes: need %d, got %d", (int)sizeof s->cache_memory, (int)bytes);
     slots[1] = num_records; /* not held: zeros */
-    expect_ok(sparsemla_unpack(&s->cache, &slot_view, &out_view), "unpack");
+    expect_ok(sparsemla_unpack(&s->cache, &slot_view, &out_view, NULL), "unpack");
     check(out[0] == 1 && out[d_v] == 1 && out[d_v + 1] == 0, "record 1 unpacked");
     check(out[d_qk] == 0, "a slot that the cache does not hold unpacks to 0");
     check(out[2 * d_qk] == -1 && out[2 * d_qk + d_v] == 0, "record 0 unpacked");

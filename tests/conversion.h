@@ -16,8 +16,8 @@ namespace sparsemla::test {
 
 using Ints = std::vector<std::int32_t>;
 
-inline constexpr std::int32_t poison = 0x5A5A5A5A;
-inline constexpr std::int64_t guard = 8;
+inline constexpr std::int32_t list_poison = 0x5A5A5A5A;
+inline constexpr std::int64_t list_guard = 8;
 
 /// One conversion with memory of its own. Every stride is larger than its shape asks, outputs are poisoned, and
 /// everything beside them is part of what is compared.
@@ -33,22 +33,22 @@ struct Conversion {
     Ints ids_memory, table_memory, requests_memory, lengths_memory, slots_memory, counts_memory;
 
     ConstTensor matrix(Ints& memory, const Ints& values, std::int64_t n, std::int64_t columns) const {
-        memory.assign(static_cast<std::size_t>(2 * guard + n * (columns + padding)), poison);
+        memory.assign(static_cast<std::size_t>(2 * list_guard + n * (columns + padding)), list_poison);
         for (std::int64_t i = 0; i < n * columns && !values.empty(); ++i)
-            memory[guard + i / columns * (columns + padding) + i % columns] = values[i];
-        Tensor tensor = dense(memory.data() + guard, DType::i32, {n, columns});
+            memory[list_guard + i / columns * (columns + padding) + i % columns] = values[i];
+        Tensor tensor = dense(memory.data() + list_guard, DType::i32, {n, columns});
         tensor.strides[0] = columns + padding;
         return tensor;
     }
     ConstTensor list(Ints& memory, const Ints& values, std::int64_t n) const {
-        memory.assign(static_cast<std::size_t>(2 * guard + n * list_stride), poison);
-        for (std::int64_t i = 0; i < n && !values.empty(); ++i) memory[guard + i * list_stride] = values[i];
-        Tensor tensor = dense(memory.data() + guard, DType::i32, {n});
+        memory.assign(static_cast<std::size_t>(2 * list_guard + n * list_stride), list_poison);
+        for (std::int64_t i = 0; i < n && !values.empty(); ++i) memory[list_guard + i * list_stride] = values[i];
+        Tensor tensor = dense(memory.data() + list_guard, DType::i32, {n});
         tensor.strides[0] = list_stride;
         return tensor;
     }
     static Tensor writable(const ConstTensor& t, Ints& memory) {
-        return {memory.data() + guard, t.dtype, t.device, t.rank, t.shape, t.strides};
+        return {memory.data() + list_guard, t.dtype, t.device, t.rank, t.shape, t.strides};
     }
 
     ConvertArgs args() {
@@ -66,7 +66,7 @@ struct Conversion {
         return result;
     }
 
-    /// Converts; then the whole of both output buffers must be as `kept` says, poison where nothing was declared.
+    /// Converts; then the whole of both output buffers must be as `kept` says, list_poison where nothing was declared.
     void expect(const std::vector<Ints>& kept, const std::string& what) {
         convert_indices(args());
         Conversion other = *this;

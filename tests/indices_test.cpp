@@ -29,8 +29,9 @@ TEST(K13_InvalidIndex, IdsPastTheTableAreDroppedWithoutReadingPastIt) {
     std::copy(c.table.begin(), c.table.end(), table.as<std::int32_t>());
     args.block_table.data = table.as<std::int32_t>();
     convert_indices(args);
-    EXPECT_EQ(c.counts_memory[guard], 2);
-    EXPECT_EQ(Ints(c.slots_memory.begin() + guard, c.slots_memory.begin() + guard + 5), (Ints{255, 254, -1, -1, -1}));
+    EXPECT_EQ(c.counts_memory[list_guard], 2);
+    EXPECT_EQ(Ints(c.slots_memory.begin() + list_guard, c.slots_memory.begin() + list_guard + 5),
+              (Ints{255, 254, -1, -1, -1}));
 }
 
 TEST(K13_InvalidIndex, BlockIdsOutsideTheCacheAreAbsent) {
@@ -207,7 +208,7 @@ TEST(K17_TableWidth, LastPartialBlockIsPresent) {
 TEST(K17_TableWidth, ATableWiderThanNeededChangesNothing) {
     const CacheView cache{.pages = 8, .page_size = 16};
     Ints local_width{7, 3, 1};
-    Ints global_width{7, 3, 1, -1, poison, INT_MAX};
+    Ints global_width{7, 3, 1, -1, list_poison, INT_MAX};
     single(iota(0, 96), local_width, cache, {2, 1, 4})
         .expect(model(single(iota(0, 96), local_width, cache, {2, 1, 4})), "local width");
     single(iota(0, 96), global_width, cache, {2, 1, 4})

@@ -242,8 +242,8 @@ TEST(Sweep, TableHoldsTheFastest) {
     const std::string text =
         tuning_table_text({result(2, 4, 6.5), result(1, 4, 5.5), result(1, 8, 4.251), result(1, 2, 9)});
     EXPECT_EQ(text.substr(text.find("\n{") + 1),
-              "{\"NVIDIA H200\", 576, 1, 1, 16, 8, 8, 16, 2, 1, Gather::copies, 4.25},\n"
-              "{\"NVIDIA H200\", 576, 1, 2, 16, 8, 4, 16, 2, 1, Gather::copies, 6.50},\n");
+              "{\"NVIDIA H200\", Record::fp8_576, 1, 1, 16, 8, 8, 16, 2, 1, Gather::copies, 4.25},\n"
+              "{\"NVIDIA H200\", Record::fp8_576, 1, 2, 16, 8, 4, 16, 2, 1, Gather::copies, 6.50},\n");
 }
 
 // On a CPU no layout can be swept; the table still holds what the log does.
@@ -259,7 +259,7 @@ TEST(Sweep, RunsOverAllPoints) {
         text.find(fmt::format("0 layouts measured, 1 known before; {0} of {0} points done\n", sweep_points().size())),
         std::string::npos)
         << text;
-    EXPECT_NE(table.content().find("\"NVIDIA H200\", 576, 1, 1, 16, 8, 4, 16, 2, 1, Gather::copies, 5.50"),
+    EXPECT_NE(table.content().find("\"NVIDIA H200\", Record::fp8_576, 1, 1, 16, 8, 4, 16, 2, 1, Gather::copies, 5.50"),
               std::string::npos);
     flags.minutes = 0;
     const std::string none = printed([&] { run_sweep(flags, query_device({}), small); });

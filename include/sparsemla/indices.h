@@ -55,7 +55,9 @@ struct ConvertArgs {
 ///     local = local_of(t)      slot = block_table[q, local / page_size] * slots_per_page + local % page_size
 /// Kept are ids t >= 0 below the request's length (if given), owned by this rank, whose page lies in the table and
 /// whose block id is in [0, pages). Duplicates are kept. A request outside [0, requests) gives an empty row.
-/// Outputs may not overlap inputs or each other. Does not allocate. Runs on the device that holds the tensors.
+/// Outputs may not overlap inputs or each other. Does not allocate. Runs on the device that holds the tensors; on a GPU
+/// as one kernel in `stream`, which waits for the grid before it (programmatic dependency) and may be captured: once
+/// prepare() has run for any plan on that GPU, also as the first call.
 void convert_indices(const ConvertArgs& args, Stream stream = {});
 
 }  // namespace sparsemla

@@ -343,17 +343,26 @@ struct PackOptions {
 
 /// Quantises `values` f32 or bf16 [n, d_qk] into the records of `slots` i32 or i64 [n] (negative: skipped; a slot the
 /// cache does not hold: Error, before anything is written). Exact and deterministic: the bytes are a function of the
-/// values alone, and of equal slots the last wins. NaN gives the NaN code (for e2m1, which has none, of the group's
-/// scale, over zero codes), infinity saturates (bf16 holds it); neither takes part in a group's amax. Does not
-/// allocate. CPU memory only.
-void pack(const MutableCacheView& cache, ConstTensor values, ConstTensor slots, const PackOptions& options = {});
+/// values alone, and of equal slots the last wins (on a GPU: any, or parts of several). NaN gives the NaN code (for
+/// e2m1, which has none, of the group's scale, over zero codes), infinity saturates (bf16 holds it); neither takes part
+/// in a group's amax. Does not allocate. All on one device; on a GPU, where slots cannot be looked at, those that the
+/// cache does not hold are skipped, and it is one kernel in `stream` that waits for the grid before it (programmatic
+/// dependency).
+void pack(const MutableCacheView& cache, ConstTensor values, ConstTensor slots, const PackOptions& options = {},
+          Stream stream = {});
+/// The same from two tensors: latent [n, main.dims] and rope [n, rope.dims] of the record's layout (absent where
+/// rope.dims is 0), as attention layers have them.
+void pack(const MutableCacheView& cache, ConstTensor latent, ConstTensor rope, ConstTensor slots,
+          const PackOptions& options = {}, Stream stream = {});
 
-/// Dequantises the records of `slots` i32 or i64 [n] into `out` f32 or f64 [n, d_qk], without k_scale. f64 is exact;
-/// f32 is one rounding of it. Slots the cache does not hold give zeros. Does not allocate. CPU memory only.
-void unpack(const CacheView& cache, ConstTensor slots, Tensor out);
+/// Dequantises the records of `slots` i32 or i64 [n] into `out` f32, f64 or bf16 [n, d_qk], without k_scale. f64 is
+/// exact; f32 and bf16 are one rounding of it. Slots the cache does not hold give zeros. Does not allocate. All on one
+/// device; on a GPU as pack.
+void unpack(const CacheView& cache, ConstTensor slots, Tensor out, Stream stream = {});
 
 /// Query quantiser: e4m3 of x / q_scale (float32 division, nearest even, saturating; NaN gives 0x7F).
-/// `in` bf16 or f32 [rows, heads, d], `out` f8_e4m3 of the same shape; strides free, last dimension dense.
-void quantize_query(ConstTensor in, float q_scale, Tensor out);
+/// `in` bf16 or f32 [rows, heads, d], `out` f8_e4m3 of the same shape; strides free, last dimension dense. On a GPU as
+/// pack.
+void quantize_query(ConstTensor in, float q_scale, Tensor out, Stream stream = {});
 
 }  // namespace sparsemla

@@ -153,18 +153,19 @@ typedef struct sparsemla_pack_options {
     int32_t power_of_two_scales; /* fp8_ds_mla and its norope form: scales rounded up to a power of two */
 } sparsemla_pack_options;
 
-/* Quantises `values` f32 or bf16 [n, d_qk] into the records of `slots` i32 or i64 [n] (negative: skipped) of a cache in
- * CPU memory. NaN gives NaN codes, infinity saturates. `options` may be NULL. */
+/* Quantises `values` f32 or bf16 [n, d_qk] into the records of `slots` i32 or i64 [n] (negative: skipped). NaN
+ * gives NaN codes, infinity saturates. `options` may be NULL; `stream` is a GPU's. */
 sparsemla_status sparsemla_pack(const sparsemla_cache* cache, const sparsemla_tensor* values,
-                                const sparsemla_tensor* slots, const sparsemla_pack_options* options);
+                                const sparsemla_tensor* slots, const sparsemla_pack_options* options, void* stream);
 
-/* Dequantises the records of `slots` i32 or i64 [n] into `out` f32 or f64 [n, d_qk], without k_scale. Slots that the
- * cache does not hold give zeros. CPU memory. */
+/* Dequantises the records of `slots` i32 or i64 [n] into `out` f32, f64 or bf16 [n, d_qk], without k_scale. Slots
+ * that the cache does not hold give zeros. */
 sparsemla_status sparsemla_unpack(const sparsemla_cache* cache, const sparsemla_tensor* slots,
-                                  const sparsemla_tensor* out);
+                                  const sparsemla_tensor* out, void* stream);
 
 /* e4m3 of x / q_scale: `in` bf16 or f32 [rows, heads, d], `out` f8_e4m3 of the same shape. */
-sparsemla_status sparsemla_quantize_query(const sparsemla_tensor* in, float q_scale, const sparsemla_tensor* out);
+sparsemla_status sparsemla_quantize_query(const sparsemla_tensor* in, float q_scale, const sparsemla_tensor* out,
+                                          void* stream);
 
 /* ---- token ids to slots ---- */
 

@@ -8,6 +8,7 @@
 #include "check.h"
 #include "cpu/codec.h"
 #include "cpu/slot_list.h"
+#include "gpu.h"
 
 namespace sparsemla {
 
@@ -118,8 +119,9 @@ void encode_record(const RecordLayout& layout, const float* values, const PackOp
         std::fill_n(record.scales + scales_bytes, layout.scale_bytes - scales_bytes, std::byte{0});
 }
 
-void load_row(const ConstTensor& values, std::int64_t row, std::int64_t dims, float* out) {
-    const std::int64_t first = row == 0 ? 0 : row * values.strides[0];
+/// `dims` values of a row, to `out`.
+void load_row(const detail::ConstMatrix& values, std::int64_t row, std::int64_t dims, float* out) {
+    const std::int64_t first = row == 0 ? 0 : row * values.row_stride;
     if (values.dtype == DType::f32) {
         std::copy_n(static_cast<const float*>(values.data) + first, dims, out);
     } else {
@@ -138,20 +140,7 @@ void check_options(const RecordLayout& layout, const PackOptions& options) {
                     "false for " + to_string(layout.record) + ", whose writer has no such choice", "true");
 }
 
-}  // namespace
-
-void pack(const MutableCacheView& cache, ConstTensor values, ConstTensor slots, const PackOptions& options) {
-    using detail::Extent;
-    detail::check_cpu_cache(cache, "cache");
-    const RecordLayout& layout = cache.layout();
-    check_options(layout, options);
-    detail::check_slot_list(slots);
-    const std::int64_t n = slots.shape[0];
-    detail::check_tensor(values, {.argument = "values",
-                                  .dtypes = {DType::f32, DType::bf16},
-                                  .shape = {Extent::exactly(n), Extent::exactly(layout.d_qk(), "d_qk")}});
-    detail::check_no_overlap(detail::regions_of(cache, "cache"),
-                             {detail::region_of(values, "values"), detail::region_of(slots, "slots")});
+void check_slots(const MutableCacheView& cache, const detail::SlotList& slots, std::int64_t n) {
     for (std::int64_t i = 0; i < n; ++i) {
         const std::int64_t slot = detail::slot_at(slots, i);
         if (slot >= 0 && !cache.holds(slot))
@@ -160,14 +149,77 @@ void pack(const MutableCacheView& cache, ConstTensor values, ConstTensor slots, 
                             " slots holds (not in the gap between pages), or a negative number to skip",
                         std::to_string(slot));
     }
+}
 
+void pack_cpu(const detail::PackParams& params) {
+    const RecordLayout& layout = params.cache.layout();
+    check_slots(params.cache, params.slots, params.n);
     std::array<float, detail::max_d_qk> row;
-    for (std::int64_t i = 0; i < n; ++i) {
-        const std::int64_t slot = detail::slot_at(slots, i);
+    for (std::int64_t i = 0; i < params.n; ++i) {
+        const std::int64_t slot = detail::slot_at(params.slots, i);
         if (slot < 0) continue;
-        load_row(values, i, layout.d_qk(), row.data());
-        encode_record(layout, row.data(), options, locate(cache, slot));
+        load_row(params.latent, i, layout.main.dims, row.data());
+        if (layout.rope.dims > 0) load_row(params.rope, i, layout.rope.dims, row.data() + layout.rope.first_dim);
+        encode_record(layout, row.data(), params.options, locate(params.cache, slot));
     }
+}
+
+void pack_checked(const detail::PackParams& params, Stream stream) {
+    if (params.cache.device.kind == Device::Kind::cpu)
+        pack_cpu(params);
+    else
+        detail::pack_gpu(params, stream);
+}
+
+detail::ConstMatrix matrix_of(const ConstTensor& tensor) { return {tensor.data, tensor.dtype, tensor.strides[0]}; }
+
+detail::ConstMatrix checked_values(const ConstTensor& values, std::string_view argument, std::int64_t n,
+                                   std::string_view columns, std::int64_t dims, Device device) {
+    using detail::Extent;
+    detail::check_tensor(values, {.argument = argument,
+                                  .dtypes = {DType::f32, DType::bf16},
+                                  .shape = {Extent::exactly(n), Extent::exactly(dims, columns)},
+                                  .device = device});
+    return matrix_of(values);
+}
+
+}  // namespace
+
+void pack(const MutableCacheView& cache, ConstTensor values, ConstTensor slots, const PackOptions& options,
+          Stream stream) {
+    validate(cache, "cache");
+    const RecordLayout& layout = cache.layout();
+    check_options(layout, options);
+    const detail::SlotList list = detail::checked_slots(slots, cache.device);
+    const std::int64_t n = slots.shape[0];
+    const detail::ConstMatrix latent = checked_values(values, "values", n, "d_qk", layout.d_qk(), cache.device);
+    detail::check_no_overlap(detail::regions_of(cache, "cache"),
+                             {detail::region_of(values, "values"), detail::region_of(slots, "slots")});
+    detail::ConstMatrix rope = latent;
+    if (rope.data != nullptr)
+        rope.data = static_cast<const std::byte*>(rope.data) + layout.rope.first_dim * size_bytes(rope.dtype);
+    pack_checked({.cache = cache, .latent = latent, .rope = rope, .slots = list, .n = n, .options = options}, stream);
+}
+
+void pack(const MutableCacheView& cache, ConstTensor latent, ConstTensor rope, ConstTensor slots,
+          const PackOptions& options, Stream stream) {
+    validate(cache, "cache");
+    const RecordLayout& layout = cache.layout();
+    check_options(layout, options);
+    const detail::SlotList list = detail::checked_slots(slots, cache.device);
+    const std::int64_t n = slots.shape[0];
+    detail::PackParams params{.cache = cache, .latent = {}, .rope = {}, .slots = list, .n = n, .options = options};
+    params.latent = checked_values(latent, "latent", n, "latent dimensions", layout.main.dims, cache.device);
+    detail::Regions inputs = {detail::region_of(latent, "latent"), detail::region_of(slots, "slots")};
+    if (layout.rope.dims > 0) {
+        params.rope = checked_values(rope, "rope", n, "rope dimensions", layout.rope.dims, cache.device);
+        inputs.push_back(detail::region_of(rope, "rope"));
+    } else if (rope.present()) {
+        throw Error(ErrorKind::invalid_argument, "rope",
+                    "nothing for " + to_string(layout.record) + ", all of which is latent", detail::describe(rope));
+    }
+    detail::check_no_overlap(detail::regions_of(cache, "cache"), inputs);
+    pack_checked(params, stream);
 }
 
 }  // namespace sparsemla

@@ -4,6 +4,7 @@
 #include "check.h"
 #include "cpu/codec.h"
 #include "cpu/slot_list.h"
+#include "gpu.h"
 
 namespace sparsemla {
 
@@ -40,19 +41,23 @@ void decode_run(const RecordRun& run, const std::byte* bytes, double* values) {
     }
 }
 
+void store_value(float* to, double value) { *to = static_cast<float>(value); }
+void store_value(double* to, double value) { *to = value; }
+void store_value(std::uint16_t* to, double value) { *to = double_to_bf16(value); }
+
 template <class T>
-void unpack_rows(const CacheView& cache, const ConstTensor& slots, const Tensor& out) {
-    const int dims = cache.layout().d_qk();
+void unpack_rows(const detail::UnpackParams& params) {
+    const int dims = params.cache.layout().d_qk();
     std::array<double, detail::max_d_qk> values;
-    for (std::int64_t i = 0; i < slots.shape[0]; ++i) {
-        const std::int64_t slot = detail::slot_at(slots, i);
-        T* row = static_cast<T*>(out.data) + (i == 0 ? 0 : i * out.strides[0]);
-        if (!cache.holds(slot)) {
+    for (std::int64_t i = 0; i < params.n; ++i) {
+        const std::int64_t slot = detail::slot_at(params.slots, i);
+        T* row = static_cast<T*>(params.out.data) + (i == 0 ? 0 : i * params.out.row_stride);
+        if (!params.cache.holds(slot)) {
             std::fill_n(row, dims, T{0});
             continue;
         }
-        detail::dequantise(cache, slot, values.data());
-        for (int d = 0; d < dims; ++d) row[d] = static_cast<T>(values[d]);
+        detail::dequantise(params.cache, slot, values.data());
+        for (int d = 0; d < dims; ++d) store_value(row + d, values[d]);
     }
 }
 
@@ -70,21 +75,28 @@ void detail::dequantise(const CacheView& cache, std::int64_t slot, double* value
     }
 }
 
-void unpack(const CacheView& cache, ConstTensor slots, Tensor out) {
+void unpack(const CacheView& cache, ConstTensor slots, Tensor out, Stream stream) {
     using detail::Extent;
-    detail::check_cpu_cache(cache, "cache");
-    detail::check_slot_list(slots);
-    detail::check_tensor(out,
-                         {.argument = "out",
-                          .dtypes = {DType::f32, DType::f64},
-                          .shape = {Extent::exactly(slots.shape[0]), Extent::exactly(cache.layout().d_qk(), "d_qk")}});
+    validate(cache, "cache");
+    const detail::SlotList list = detail::checked_slots(slots, cache.device);
+    const std::int64_t n = slots.shape[0];
+    detail::check_tensor(out, {.argument = "out",
+                               .dtypes = {DType::f32, DType::f64, DType::bf16},
+                               .shape = {Extent::exactly(n), Extent::exactly(cache.layout().d_qk(), "d_qk")},
+                               .device = cache.device});
     detail::Regions inputs = detail::regions_of(cache, "cache");
     inputs.push_back(detail::region_of(slots, "slots"));
     detail::check_no_overlap({detail::region_of(out, "out")}, inputs);
-    if (out.dtype == DType::f32)
-        unpack_rows<float>(cache, slots, out);
+    const detail::UnpackParams params{
+        .cache = cache, .slots = list, .out = {out.data, out.dtype, out.strides[0]}, .n = n};
+    if (cache.device.kind != Device::Kind::cpu)
+        detail::unpack_gpu(params, stream);
+    else if (out.dtype == DType::f32)
+        unpack_rows<float>(params);
+    else if (out.dtype == DType::f64)
+        unpack_rows<double>(params);
     else
-        unpack_rows<double>(cache, slots, out);
+        unpack_rows<std::uint16_t>(params);
 }
 
 }  // namespace sparsemla

@@ -1,10 +1,11 @@
-// The arguments that pack and unpack have in common: a cache in CPU memory and a list of its slots.
+// The argument that pack and unpack have in common: a list of slots.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 
 #include "check.h"
+#include "kernels.h"
 #include "sparsemla/records.h"
 
 namespace sparsemla::detail {
@@ -16,22 +17,19 @@ inline constexpr int max_d_qk = [] {
     return widest;
 }();
 
-inline void check_cpu_cache(const CacheView& cache, std::string_view argument) {
-    validate(cache, argument);
-    if (cache.device.kind != Device::Kind::cpu)
-        throw Error(ErrorKind::unsupported, std::string(argument) + ".device", "cpu", to_string(cache.device));
+inline SlotList checked_slots(const ConstTensor& slots, Device device) {
+    check_tensor(slots, {.argument = "slots",
+                         .dtypes = {DType::i32, DType::i64},
+                         .shape = {Extent::any("n")},
+                         .device = device,
+                         .dense_last = false});
+    return {slots.data, slots.dtype == DType::i64, slots.strides[0]};
 }
 
-inline void check_slot_list(const ConstTensor& slots) {
-    check_tensor(
-        slots,
-        {.argument = "slots", .dtypes = {DType::i32, DType::i64}, .shape = {Extent::any("n")}, .dense_last = false});
-}
-
-inline std::int64_t slot_at(const ConstTensor& slots, std::int64_t i) {
-    const std::int64_t element = i == 0 ? 0 : i * slots.strides[0];  // the stride of a single slot means nothing
-    return slots.dtype == DType::i32 ? static_cast<const std::int32_t*>(slots.data)[element]
-                                     : static_cast<const std::int64_t*>(slots.data)[element];
+inline std::int64_t slot_at(const SlotList& slots, std::int64_t i) {
+    const std::int64_t element = i == 0 ? 0 : i * slots.stride;  // the stride of a single slot means nothing
+    return slots.is_64_bit ? static_cast<const std::int64_t*>(slots.data)[element]
+                           : static_cast<const std::int32_t*>(slots.data)[element];
 }
 
 }  // namespace sparsemla::detail

@@ -4,8 +4,10 @@
 #include "balanced_plan.h"
 #include "cuda/decode_balanced.h"
 #include "cuda/decode_latency_launch.h"
+#include "cuda/divider.h"
 #include "cuda/launch.h"
 #include "cuda/self_test.h"
+#include "cuda/verbs.h"
 #include "gpu.h"
 
 namespace sparsemla::detail {
@@ -23,7 +25,7 @@ Variant variant_of(const Plan& plan) {
 
 Params params_of(const DecodeParams& call, const BalancedShape& shape) {
     const WorkspaceLayout workspace = balanced_workspace(*call.plan);
-    const latency::Divider ctas(std::max(shape.ctas, 2));  // of one the kernel needs none
+    const Divider ctas(std::max(shape.ctas, 2));  // of one the kernel needs none
     auto* flags = reinterpret_cast<std::uint32_t*>(call.state);
     return {.call = latency::params_of(call),
             .rows = static_cast<std::int32_t>(call.rows),
@@ -52,6 +54,7 @@ void prepare_balanced(const Plan& plan, Memory state, Stream stream) {
                     std::to_string(plan.device.sms));
     // All that the device has: another plan of the same kernel may need more than this one.
     prepare_kernel(variant_of(plan), static_cast<std::size_t>(plan.device.shared_memory_bytes));
+    prepare_verbs();
     self_test(plan, launch_balanced);
     check_cuda(cudaMemsetAsync(state.data, 0, plan.state_bytes, static_cast<cudaStream_t>(stream.handle)),
                "cudaMemsetAsync");

@@ -3,8 +3,10 @@
 
 #include <limits>
 
+#include "cuda/divider.h"
 #include "cuda/launch.h"
 #include "cuda/self_test.h"
+#include "cuda/verbs.h"
 #include "gpu.h"
 #include "latency_layout.h"
 #include "latency_plan.h"
@@ -138,6 +140,7 @@ void prepare_latency(const Plan& plan) {
     const CurrentDevice current(plan.device.device.index);
     // All that the device has: another plan of the same kernel may need more than this one.
     prepare_kernel(variant_of(plan), static_cast<std::size_t>(plan.device.shared_memory_bytes));
+    prepare_verbs();
     self_test(plan, launch_latency);
 }
 

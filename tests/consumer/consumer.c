@@ -26,7 +26,7 @@ int main(void) {
     cache.data = cache_bytes;
     sparsemla_tensor value_view = {values, SPARSEMLA_F32, SPARSEMLA_CPU, 0, 2, {records, d_qk}, {d_qk, 1}};
     sparsemla_tensor pack_slots = {slots, SPARSEMLA_I32, SPARSEMLA_CPU, 0, 1, {records}, {1}};
-    must(sparsemla_pack(&cache, &value_view, &pack_slots, NULL));
+    must(sparsemla_pack(&cache, &value_view, &pack_slots, NULL, NULL));
 
     sparsemla_source_problem source = {.size = sizeof source, .record = SPARSEMLA_RECORD_FP8_576, .width = records};
     sparsemla_problem problem = sparsemla_problem_default();
