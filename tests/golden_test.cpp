@@ -51,6 +51,21 @@ void ragged(Recipe& recipe) { recipe.counts = harness::CountsRecipe::ragged; }
 void holes(Recipe& recipe) { recipe.absent = 0.3; }
 void sinks(Recipe& recipe) { recipe.sinks = true; }
 
+/// A record with scales or wide values, with BF16 queries.
+GoldenCase golden_of_records(const std::string& name, int splits, const Size& size,
+                             const std::vector<std::pair<Record, std::int64_t>>& sources,
+                             const std::function<void(Recipe&)>& change = {}) {
+    GoldenCase golden{name, splits, {}};
+    golden.recipe.rows = size.rows;
+    golden.recipe.heads = size.heads;
+    golden.recipe.query_dtype = DType::bf16;
+    golden.recipe.sources.clear();
+    for (const auto& [record, width] : sources)
+        golden.recipe.sources.push_back({.record = record, .form = layout_of(record).default_form(), .width = width});
+    if (change) change(golden.recipe);
+    return golden;
+}
+
 /// Small outputs: all files together stay below half a megabyte.
 std::vector<GoldenCase> golden_cases() {
     std::vector<GoldenCase> cases = {
@@ -81,17 +96,31 @@ std::vector<GoldenCase> golden_cases() {
         golden_case("f512_h8_r1_w1", 1, {1, 8}, {1}, [](Recipe& recipe) { recipe.absent = 0; }),
         golden_case("f576_h6_r2_w256_ragged", 4, {2, 6}, {256}, ragged),
         golden_case("f512_h4_r2_w200_130_bf16", 8, {2, 4}, {200, 130}, bf16),
+        golden_of_records("ds_mla_h7_r2_w300", 3, {2, 7}, {{Record::fp8_ds_mla, 300}}),
+        golden_of_records("ds_mla_norope_h4_r2_w129", 1, {2, 4}, {{Record::fp8_ds_mla_norope, 129}}),
+        golden_of_records("v4_h5_r2_w128_200_sinks", 4, {2, 5}, {{Record::fp8_v4, 128}, {Record::fp8_v4, 200}}, sinks),
+        golden_of_records("v41_nvfp4_h6_r2_w128_256", 6, {2, 6}, {{Record::fp8_v41, 128}, {Record::nvfp4_v41, 256}}),
+        golden_of_records("nvfp4_ds_mla_h4_r2_w300_ragged", 2, {2, 4}, {{Record::nvfp4_ds_mla, 300}}, ragged),
+        golden_of_records("bf16_h4_r2_w200", 2, {2, 4}, {{Record::bf16, 200}}),
     };
     for (std::size_t i = 0; i < cases.size(); ++i) cases[i].recipe.seed = 1 + i;
     return cases;
 }
 
-constexpr PFormat formats[] = {PFormat::f16, PFormat::e4m3};
+/// Those that the GPU's kernels take.
+std::vector<PFormat> formats_of(const GoldenCase& golden) {
+    const RecordLayout& layout = layout_of(golden.recipe.sources[0].record);
+    if (layout.main.encoding == ValueEncoding::bf16) return {PFormat::bf16};
+    if (layout.scale_encoding == ScaleEncoding::f32) return {PFormat::f16};
+    return {PFormat::f16, PFormat::e4m3};
+}
 
 PlanOptions options_of(const GoldenCase& golden, PFormat format, const std::string& kernel) {
     return {.kernel = kernel,
             .p_format = format,
-            .p_scale = format == PFormat::e4m3 ? 448.0F : 32768.0F,
+            .p_scale = format == PFormat::e4m3  ? 448.0F
+                       : format == PFormat::f16 ? 32768.0F
+                                                : 1.0F,
             .anchor = Anchor::split_running_max,
             .splits = golden.splits,
             .columns = ColumnRule::round_robin,
@@ -156,7 +185,7 @@ std::string difference(PFormat format, const std::uint16_t* got, const std::uint
         square_errors += error * error;
     }
     if (largest == 0) return largest_error == 0 ? "" : "not zero";
-    if (format == PFormat::f16) {
+    if (format != PFormat::e4m3) {
         const double unit = std::ldexp(1.0, std::ilogb(largest) - 7);  // in the last place of BF16
         if (largest_error <= 2 * unit) return "";
         return "out differs by " + std::to_string(largest_error / unit) + " units of the largest output, 2 are allowed";
@@ -208,7 +237,7 @@ Case make_golden(const GoldenCase& golden, const std::string& kernel) {
     const CaseStep step = case_step(inputs);
     const harness::Oracle oracle = harness::compute_oracle(step);
     Case file;
-    for (const PFormat format : formats) {
+    for (const PFormat format : formats_of(golden)) {
         const Outputs outputs = run(step, options_of(golden, format, kernel));
         const harness::Verdict verdict =
             harness::compare(oracle, outputs.out.view(), outputs.lse.view(), step.lse_base,
@@ -234,7 +263,7 @@ TEST_P(Golden, TheScheduleStillGivesTheOutputsOfTheGpu) {
     const Case file = detail::read_safetensors(path);
     const Case inputs = inputs_of(golden);
     const CaseStep step = case_step(inputs);
-    for (const PFormat format : formats) {
+    for (const PFormat format : formats_of(golden)) {
         const Outputs outputs = run(step, options_of(golden, format, fast_kernel()));
         EXPECT_EQ(drift(format, outputs, file, step.lse_base), "")
             << to_string(outputs.schedule) << " against " << file.metadata.at("kernel") << " on "
@@ -261,7 +290,7 @@ TEST_P(Golden, DriftsShow) {
     std::filesystem::remove(path);
     const Case inputs = inputs_of(golden);
     const CaseStep step = case_step(inputs);
-    for (const PFormat format : formats) {
+    for (const PFormat format : formats_of(golden)) {
         Outputs outputs = run(step, options_of(golden, format, "cpu"));
         EXPECT_EQ(drift(format, outputs, file, step.lse_base), "");
         PlanOptions other = options_of(golden, format, "cpu");

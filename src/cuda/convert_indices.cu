@@ -40,16 +40,17 @@ __device__ int divide(int n, const Divider& by) {
                             (32 + by.shift));
 }
 
-/// The slot of a token of the request whose row of the table this is, or -1 where this rank holds none.
-__device__ int slot_of(const Params& params, const std::int32_t* table, int token) {
+/// Where a token of this rank lies; page -1 for the others, and for those past the table.
+struct Place {
+    int page, offset;
+};
+
+__device__ Place place_of(const Params& params, int token) {
     const int turn = divide(token, params.by_interleave), round = divide(turn, params.by_world);
-    if (turn - round * params.world != params.rank) return -1;
     const int local = round * params.interleave + token - turn * params.interleave;
     const int page = divide(local, params.by_page_size);
-    if (page >= params.max_pages) return -1;
-    const int block = load_global(table + page);
-    if (static_cast<std::uint32_t>(block) >= static_cast<std::uint32_t>(params.pages)) return -1;
-    return block * params.slots_per_page + local - page * params.page_size;
+    const bool here = turn - round * params.world == params.rank && page < params.max_pages;
+    return {here ? page : -1, local - page * params.page_size};
 }
 
 __global__ void __launch_bounds__(32 * warps) convert(const __grid_constant__ Params params) {
@@ -67,21 +68,25 @@ __global__ void __launch_bounds__(32 * warps) convert(const __grid_constant__ Pa
     const int length = limited ? load_global(params.lengths + request * params.lengths_stride) : 0;
     int kept_before = 0, turn = 0;
     for (std::int64_t first = 0; first < params.width; first += columns_of_cta, turn ^= 1) {
-        int slot[columns_of_lane];
+        int token[columns_of_lane], block[columns_of_lane], slot[columns_of_lane];
+        Place place[columns_of_lane];
 #pragma unroll
         for (int i = 0; i < columns_of_lane; ++i) {
             const std::int64_t column = first + warp * columns_of_warp + i * 32 + lane;
-            slot[i] = column < params.width ? load_global(ids + column) : -1;
+            token[i] = load_global_if(column < params.width, ids + column, -1);
+        }
+#pragma unroll
+        for (int i = 0; i < columns_of_lane; ++i) {
+            const bool wanted = exists && token[i] >= 0 && (!limited || token[i] < length);
+            place[i] = place_of(params, max(token[i], 0));
+            block[i] = load_global_if(wanted && place[i].page >= 0, table + place[i].page, -1);
         }
         std::uint32_t kept[columns_of_lane];
         int kept_here = 0;
 #pragma unroll
         for (int i = 0; i < columns_of_lane; ++i) {
-            const int token = slot[i];
-            slot[i] = exists && token >= 0 && (!limited || token < length) ? slot_of(params, table, token) : -1;
-        }
-#pragma unroll
-        for (int i = 0; i < columns_of_lane; ++i) {
+            const bool keeps = static_cast<std::uint32_t>(block[i]) < static_cast<std::uint32_t>(params.pages);
+            slot[i] = keeps ? block[i] * params.slots_per_page + place[i].offset : -1;
             kept[i] = __ballot_sync(all_lanes, slot[i] >= 0);
             kept_here += __popc(kept[i]);
         }

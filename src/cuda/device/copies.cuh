@@ -64,6 +64,21 @@ __device__ inline uint4 load_global(const uint4* from) {
     return value;
 }
 
+// The same, or `otherwise` and nothing is read; without a branch, so that several may be under way.
+__device__ inline std::int32_t load_global_if(bool condition, const std::int32_t* from, std::int32_t otherwise) {
+    std::int32_t value = otherwise;
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "setp.ne.b32 p, %2, 0;\n"
+        "@p ld.global.b32 %0, [%1];\n"
+        "}"
+        : "+r"(value)
+        : "l"(from), "r"(static_cast<std::uint32_t>(condition))
+        : "memory");
+    return value;
+}
+
 __device__ inline std::uint32_t load_global_16(const std::byte* from) {
     std::uint16_t value;
     asm volatile("ld.global.u16 %0, [%1];" : "=h"(value) : "l"(from) : "memory");
