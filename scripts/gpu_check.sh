@@ -201,7 +201,7 @@ sanitize() {
 }
 
 sanitizers() {
-    local tool problems='*/1_*:*/12_*:*/16_*:*/51_*:*/69_*:*/81_*:*/105_*:*/123_*'
+    local tool problems='*/4_*:*/12_*:*/16_*:*/51_*:*/69_*:*/81_*:*/105_*:*/123_*'
     if ! command -v compute-sanitizer >/dev/null; then
         say "SKIP sanitizers: this machine has no compute-sanitizer"
         return
