@@ -7,6 +7,7 @@
 #include "gpu.h"
 #include "gpu_plan.h"
 #include "kernels.h"
+#include "wide_layout.h"
 
 namespace sparsemla::detail {
 
@@ -29,14 +30,6 @@ struct Layout {
     Gather gather = Gather::bulk;
 };
 
-std::int64_t tiles_of_rows(const Problem& problem, int heads) { return problem.rows * tiles_of(problem, heads); }
-
-/// A CTA on each SM, as far as there are splits.
-int ctas_of(const Problem& problem, const DeviceSpec& device, int heads, int splits) {
-    return static_cast<int>(
-        std::clamp<std::int64_t>(tiles_of_rows(problem, heads) * splits, 1, std::max(device.sms, 1)));
-}
-
 bool fits_shared_memory(const Problem& problem, const DeviceSpec& device, const Layout& layout) {
     return shared_layout(layout.heads, form_of(problem), layout.stages).bytes <=
            static_cast<std::size_t>(device.shared_memory_bytes);
@@ -53,11 +46,7 @@ std::optional<std::string> refuse_layout(const Problem& problem, const DeviceSpe
                        "1 .. " + std::to_string(max_splits_of(layout.stages)) + " with " +
                            std::to_string(layout.stages) + " stages",
                        std::to_string(layout.splits));
-    const std::int64_t chunks = std::max<std::int64_t>(1, chunks_of(problem)) * tiles_of(problem, layout.heads);
-    if (problem.rows > max_chunks / chunks)
-        return must_be("rows", "0 .. " + std::to_string(max_chunks / chunks) + " with these widths and heads",
-                       std::to_string(problem.rows));
-    return std::nullopt;
+    return refuse_chunks(problem, layout.heads);
 }
 
 /// Microseconds that a layout is expected to take for full rows of so many chunks: fitted to what an H200 took
@@ -75,7 +64,7 @@ double expected_us(const Problem& problem, const DeviceSpec& device, const Layou
     constexpr double share_us = 0.9, cut_us = 3.0;  // to find the CTA's chunks; to hand sums over
     constexpr double merge_of_split_us = 0.12;
     const Cost& cost = *std::ranges::find(costs, layout.heads, &Cost::heads);
-    const std::int64_t ctas = ctas_of(problem, device, layout.heads, layout.splits);
+    const std::int64_t ctas = balanced_ctas(problem, device, layout.heads, layout.splits);
     const std::int64_t tiles = tiles_of_rows(problem, layout.heads);
     const std::int64_t longest = (chunks + layout.splits - 1) / layout.splits;
     const bool one_each = tiles * layout.splits == ctas;
@@ -120,7 +109,7 @@ Choice choose_layout(const Problem& problem, const DeviceSpec& device, const Pla
 }
 
 std::optional<std::string> refuse(const Problem& problem, const DeviceSpec& device, const PlanOptions& options) {
-    if (auto reason = refuse_on_gpu(problem, device, options)) return reason;
+    if (auto reason = refuse_on_gpu(problem, device, options, p_formats_of(problem), head_tiles)) return reason;
     if (options.cluster_tiles.value_or(1) != 1)
         return must_be("cluster_tiles", "1: it has no clusters", std::to_string(*options.cluster_tiles));
     if (options.transport.value_or(Transport::stores) != Transport::stores)
@@ -132,10 +121,10 @@ std::optional<std::string> refuse(const Problem& problem, const DeviceSpec& devi
 KernelPlan plan(const Problem& problem, const DeviceSpec& device, const PlanOptions& options) {
     const Choice choice = choose_layout(problem, device, options);
     const Layout& layout = *choice.layout;
-    const int ctas = ctas_of(problem, device, layout.heads, layout.splits);
+    const int ctas = balanced_ctas(problem, device, layout.heads, layout.splits);
     const auto tiles = static_cast<std::size_t>(tiles_of_rows(problem, layout.heads));
     KernelPlan result;
-    result.schedule = gpu_schedule(balanced_kernel, problem, options, layout.splits);
+    result.schedule = gpu_schedule(balanced_kernel, problem, options, p_formats_of(problem), layout.splits);
     result.tiling = Tiling{.heads = layout.heads,
                            .stages = layout.stages,
                            .gather = layout.gather,
@@ -153,13 +142,31 @@ void prepare(const Plan& plan, Memory state, Stream stream) { prepare_balanced(p
 
 }  // namespace
 
+bool shares_chunks_out(const Plan& plan) { return plan.kernel == &balanced_kernel || plan.kernel == &wide_kernel; }
+
+std::int64_t tiles_of_rows(const Problem& problem, int heads) { return problem.rows * tiles_of(problem, heads); }
+
+int balanced_ctas(const Problem& problem, const DeviceSpec& device, int heads, int splits) {
+    return static_cast<int>(
+        std::clamp<std::int64_t>(tiles_of_rows(problem, heads) * splits, 1, std::max(device.sms, 1)));
+}
+
+std::optional<std::string> refuse_chunks(const Problem& problem, int heads) {
+    const std::int64_t chunks = std::max<std::int64_t>(1, chunks_of(problem)) * tiles_of(problem, heads);
+    if (problem.rows <= max_chunks / chunks) return std::nullopt;
+    return must_be("rows", "0 .. " + std::to_string(max_chunks / chunks) + " with these widths and heads",
+                   std::to_string(problem.rows));
+}
+
 BalancedShape balanced_shape(const Plan& plan) {
     const int heads = plan.tiling->heads;
-    const int ctas = ctas_of(plan.problem, plan.device, heads, plan.schedule.splits);
+    const int ctas = balanced_ctas(plan.problem, plan.device, heads, plan.schedule.splits);
     return {.ctas = ctas,
             .tiles = tiles_of(plan.problem, heads),
             .one_split_each = tiles_of_rows(plan.problem, heads) * plan.schedule.splits == ctas,
-            .shared_bytes = shared_layout(heads, form_of(plan.problem), plan.tiling->stages).bytes};
+            .shared_bytes = plan.kernel == &wide_kernel
+                                ? wide::shared_layout(form_of(plan.problem), plan.tiling->stages).bytes
+                                : shared_layout(heads, form_of(plan.problem), plan.tiling->stages).bytes};
 }
 
 WorkspaceLayout balanced_workspace(const Plan& plan) {

@@ -1,7 +1,11 @@
-// The host's side of decode_balanced: the launch and the memory that follow from a plan.
+// The host's side of decode_balanced and decode_wide, which share chunks out alike: the launch and the memory that
+// follow from a plan.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
 
 #include "balanced_layout.h"
 #include "sparsemla/decode.h"
@@ -16,7 +20,7 @@ struct BalancedShape {
     std::size_t shared_bytes = 0;
 };
 
-/// The launch of every call of a plan of decode_balanced.
+/// The launch of every call of a plan of either.
 BalancedShape balanced_shape(const Plan& plan);
 
 /// Offsets in the plan's workspace; `bytes` is Plan::workspace_bytes.
@@ -24,5 +28,17 @@ balanced::WorkspaceLayout balanced_workspace(const Plan& plan);
 
 /// Plan::state_bytes.
 std::size_t balanced_state_bytes(const Plan& plan);
+
+/// Whether the plan's kernel is one of them.
+bool shares_chunks_out(const Plan& plan);
+
+/// Rows times tiles of heads.
+std::int64_t tiles_of_rows(const Problem& problem, int heads);
+
+/// A CTA on each SM, as far as there are splits of rows and tiles.
+int balanced_ctas(const Problem& problem, const DeviceSpec& device, int heads, int splits);
+
+/// Too many chunks for their numbers, as a reason; or nothing.
+std::optional<std::string> refuse_chunks(const Problem& problem, int heads);
 
 }  // namespace sparsemla::detail

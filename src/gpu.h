@@ -34,6 +34,10 @@ void launch_latency(const DecodeParams& params, Stream stream);
 void prepare_balanced(const Plan& plan, Memory state, Stream stream);
 void launch_balanced(const DecodeParams& params, Stream stream);
 
+/// The same of decode_wide (wide_plan.h).
+void prepare_wide(const Plan& plan, Memory state, Stream stream);
+void launch_wide(const DecodeParams& params, Stream stream);
+
 /// On tensors of GPU `device`. Needs no preparation; a first call within a stream capture needs prepare of a plan
 /// before.
 void convert_indices_gpu(const ConvertParams& params, int device, Stream stream);

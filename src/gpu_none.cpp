@@ -16,6 +16,8 @@ void prepare_latency(const Plan&) {}
 void launch_latency(const DecodeParams&, Stream) {}
 void prepare_balanced(const Plan&, Memory, Stream) {}
 void launch_balanced(const DecodeParams&, Stream) {}
+void prepare_wide(const Plan&, Memory, Stream) {}
+void launch_wide(const DecodeParams&, Stream) {}
 
 void convert_indices_gpu(const ConvertParams&, int device, Stream) { check_gpu(device); }
 

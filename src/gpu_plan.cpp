@@ -20,20 +20,7 @@ constexpr float smallest_p_scale = 0x1p-16F;
 
 constexpr float largest_p_scale(PFormat format) { return format == PFormat::e4m3 ? 448.0F : 32768.0F; }
 
-/// What P may be; the first one is the default.
-std::vector<PFormat> p_formats_of(const Problem& problem) {
-    const StageLayout stage = stage_layout(form_of(problem));
-    if (stage.codes == 0) return {PFormat::bf16};
-    // Scales of groups are multiplied into P: E4M3 would be rounded twice.
-    if (stage.has_groups()) return {PFormat::f16};
-    return {PFormat::f16, PFormat::e4m3};
-}
-
-PFormat p_format_of(const Problem& problem, const PlanOptions& options) {
-    return options.p_format.value_or(p_formats_of(problem).front());
-}
-float p_scale_of(const Problem& problem, const PlanOptions& options) {
-    const PFormat format = p_format_of(problem, options);
+float p_scale_of(PFormat format, const PlanOptions& options) {
     return options.p_scale.value_or(format == PFormat::bf16 ? 1.0F : largest_p_scale(format));
 }
 
@@ -59,15 +46,15 @@ std::optional<std::string> refuse_sources(const Problem& problem) {
     return std::nullopt;
 }
 
-std::optional<std::string> refuse_schedule(const Problem& problem, const PlanOptions& options) {
-    const PFormat format = p_format_of(problem, options);
-    const std::vector<PFormat> formats = p_formats_of(problem);
+std::optional<std::string> refuse_schedule(const Problem& problem, const PlanOptions& options,
+                                           const PFormats& formats) {
+    const PFormat format = options.p_format.value_or(formats.front());
     if (std::ranges::find(formats, format) == formats.end()) {
         std::string allowed(name(formats.front()));
         for (std::size_t i = 1; i < formats.size(); ++i) allowed += " or " + std::string(name(formats[i]));
         return must_be("p_format", allowed + " with " + to_string(problem.sources[0].record), name(format));
     }
-    const float p_scale = p_scale_of(problem, options);
+    const float p_scale = p_scale_of(format, options);
     if (!(p_scale >= smallest_p_scale && p_scale <= largest_p_scale(format)))
         return must_be("p_scale",
                        "2^-16 .. " + std::to_string(static_cast<int>(largest_p_scale(format))) + " with " +
@@ -127,23 +114,37 @@ std::int64_t usual_chunks(const Problem& problem, const PlanOptions& options) {
     return std::max<std::int64_t>(1, chunks_of(*options.usual_columns));
 }
 
-std::optional<std::string> refuse_on_gpu(const Problem& problem, const DeviceSpec& device, const PlanOptions& options) {
+PFormats p_formats_of(const Problem& problem) {
+    const StageLayout stage = stage_layout(form_of(problem));
+    if (stage.codes == 0) return {PFormat::bf16};
+    // Scales of groups are multiplied into P: E4M3 would be rounded twice.
+    if (stage.has_groups()) return {PFormat::f16};
+    return {PFormat::f16, PFormat::e4m3};
+}
+
+std::optional<std::string> refuse_on_gpu(const Problem& problem, const DeviceSpec& device, const PlanOptions& options,
+                                         const PFormats& formats, std::span<const int> tiles_of_heads) {
     if (auto reason = refuse_device(device)) return reason;
     if (auto reason = refuse_sources(problem)) return reason;
-    if (auto reason = refuse_schedule(problem, options)) return reason;
+    if (auto reason = refuse_schedule(problem, options, formats)) return reason;
     if (auto reason = refuse_range("splits", options.splits, 1, max_splits)) return reason;
     if (auto reason = refuse_range("stages", options.stages, 1, max_stages)) return reason;
     if (options.usual_columns && *options.usual_columns < 1)
         return must_be("usual_columns", "at least 1", std::to_string(*options.usual_columns));
-    if (options.tile_heads && std::ranges::find(head_tiles, *options.tile_heads) == std::end(head_tiles))
-        return must_be("tile_heads", "16 or 32", std::to_string(*options.tile_heads));
+    if (options.tile_heads && std::ranges::find(tiles_of_heads, *options.tile_heads) == tiles_of_heads.end()) {
+        std::string allowed = std::to_string(tiles_of_heads.front());
+        for (const int heads : tiles_of_heads.subspan(1)) allowed += " or " + std::to_string(heads);
+        return must_be("tile_heads", allowed, std::to_string(*options.tile_heads));
+    }
     return std::nullopt;
 }
 
-Schedule gpu_schedule(const Kernel& kernel, const Problem& problem, const PlanOptions& options, int splits) {
+Schedule gpu_schedule(const Kernel& kernel, const Problem& problem, const PlanOptions& options, const PFormats& formats,
+                      int splits) {
+    const PFormat format = options.p_format.value_or(formats.front());
     return {.kernel = std::string(kernel.name),
-            .p_format = p_format_of(problem, options),
-            .p_scale = p_scale_of(problem, options),
+            .p_format = format,
+            .p_scale = p_scale_of(format, options),
             .anchor = Anchor::split_running_max,
             .splits = splits,
             .columns = ColumnRule::round_robin,

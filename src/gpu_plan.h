@@ -3,8 +3,10 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "kernels.h"
 #include "stage_layout.h"
@@ -17,12 +19,20 @@ std::string must_be(std::string_view what, std::string_view allowed, std::string
 /// The same for an optional number outside low .. high; nothing for any other.
 std::optional<std::string> refuse_range(std::string_view what, std::optional<int> value, int low, int high);
 
+/// What P may be in a kernel; the first one is the default.
+using PFormats = std::vector<PFormat>;
+
+/// Of decode_latency and decode_balanced.
+PFormats p_formats_of(const Problem& problem);
+
 /// What no layout could make possible: GPU, records, widths, schedule options, values out of range. Nothing, or the
 /// reason.
-std::optional<std::string> refuse_on_gpu(const Problem& problem, const DeviceSpec& device, const PlanOptions& options);
+std::optional<std::string> refuse_on_gpu(const Problem& problem, const DeviceSpec& device, const PlanOptions& options,
+                                         const PFormats& formats, std::span<const int> tiles_of_heads);
 
 /// Of a problem and options that are not refused.
-Schedule gpu_schedule(const Kernel& kernel, const Problem& problem, const PlanOptions& options, int splits);
+Schedule gpu_schedule(const Kernel& kernel, const Problem& problem, const PlanOptions& options, const PFormats& formats,
+                      int splits);
 
 /// How the kernels hold the problem's records: one form for all sources.
 StageForm form_of(const Problem& problem);

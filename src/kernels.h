@@ -92,6 +92,7 @@ extern const Kernel reference_kernel;  // cpu/reference.cpp
 extern const Kernel cpu_kernel;        // cpu/decode.cpp
 extern const Kernel latency_kernel;    // latency_plan.cpp
 extern const Kernel balanced_kernel;   // balanced_plan.cpp
+extern const Kernel wide_kernel;       // wide_plan.cpp
 
 /// A validated call of convert_indices.
 struct ConvertParams {

@@ -236,7 +236,7 @@ Choice choose_layout(const Problem& problem, const DeviceSpec& device, const Pla
 }
 
 std::optional<std::string> refuse(const Problem& problem, const DeviceSpec& device, const PlanOptions& options) {
-    if (auto reason = refuse_on_gpu(problem, device, options)) return reason;
+    if (auto reason = refuse_on_gpu(problem, device, options, p_formats_of(problem), head_tiles)) return reason;
     if (auto reason = refuse_range("cluster_tiles", options.cluster_tiles, 1, max_heads / head_tiles[0])) return reason;
     if (options.cluster_tiles.value_or(1) > 1 && options.gather.value_or(Gather::bulk) != Gather::bulk)
         return must_be("gather", "bulk with cluster_tiles above 1", name(*options.gather));
@@ -247,7 +247,7 @@ KernelPlan plan(const Problem& problem, const DeviceSpec& device, const PlanOpti
     const Choice choice = choose_layout(problem, device, options);
     const Layout layout = *choice.layout;
     KernelPlan result;
-    result.schedule = gpu_schedule(latency_kernel, problem, options, layout.splits);
+    result.schedule = gpu_schedule(latency_kernel, problem, options, p_formats_of(problem), layout.splits);
     result.tiling =
         Tiling{.heads = layout.heads,
                .stages = layout.stages,

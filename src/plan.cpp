@@ -194,7 +194,8 @@ std::vector<std::string> kernel_names() {
 }
 
 std::span<const Kernel* const> detail::kernels() {
-    static const Kernel* const all[] = {&latency_kernel, &balanced_kernel, &cpu_kernel, &reference_kernel};
+    static const Kernel* const all[] = {&latency_kernel, &balanced_kernel, &wide_kernel, &cpu_kernel,
+                                        &reference_kernel};
     return all;
 }
 

@@ -1,8 +1,9 @@
 // From a checked call to decode_balanced's parameters and its launch.
-#include <algorithm>
+#include "cuda/decode_balanced_launch.h"
 
-#include "balanced_plan.h"
-#include "cuda/decode_balanced.h"
+#include <algorithm>
+#include <string>
+
 #include "cuda/decode_latency_launch.h"
 #include "cuda/divider.h"
 #include "cuda/launch.h"
@@ -23,7 +24,9 @@ Variant variant_of(const Plan& plan) {
             .two_sources = plan.problem.sources.size() == 2};
 }
 
-Params params_of(const DecodeParams& call, const BalancedShape& shape) {
+}  // namespace
+
+balanced::Params balanced::params_of(const DecodeParams& call, const BalancedShape& shape) {
     const WorkspaceLayout workspace = balanced_workspace(*call.plan);
     const Divider ctas(std::max(shape.ctas, 2));  // of one the kernel needs none
     auto* flags = reinterpret_cast<std::uint32_t*>(call.state);
@@ -41,9 +44,8 @@ Params params_of(const DecodeParams& call, const BalancedShape& shape) {
             .arrived_splits = flags + shape.ctas};
 }
 
-}  // namespace
-
-void prepare_balanced(const Plan& plan, Memory state, Stream stream) {
+void prepare_shared_out(const Plan& plan, Memory state, Stream stream, void (*launch)(const DecodeParams&, Stream),
+                        const std::function<void()>& prepare_kernel) {
     const CurrentDevice current(plan.device.device.index);
     // Its CTAs wait for each other.
     int sms = 0;
@@ -52,12 +54,18 @@ void prepare_balanced(const Plan& plan, Memory state, Stream stream) {
     if (sms < balanced_shape(plan).ctas)
         throw Error(ErrorKind::invalid_argument, "plan.device.sms", "at most the device's " + std::to_string(sms),
                     std::to_string(plan.device.sms));
-    // All that the device has: another plan of the same kernel may need more than this one.
-    prepare_kernel(variant_of(plan), static_cast<std::size_t>(plan.device.shared_memory_bytes));
+    prepare_kernel();
     prepare_verbs();
-    self_test(plan, launch_balanced);
+    self_test(plan, launch);
     check_cuda(cudaMemsetAsync(state.data, 0, plan.state_bytes, static_cast<cudaStream_t>(stream.handle)),
                "cudaMemsetAsync");
+}
+
+void prepare_balanced(const Plan& plan, Memory state, Stream stream) {
+    prepare_shared_out(plan, state, stream, launch_balanced, [&] {
+        // All that the device has: another plan of the same kernel may need more than this one.
+        prepare_kernel(variant_of(plan), static_cast<std::size_t>(plan.device.shared_memory_bytes));
+    });
 }
 
 void launch_balanced(const DecodeParams& call, Stream stream) {

@@ -49,13 +49,14 @@ struct BalancedShared {
 /// decode_latency's tile in this kernel's shared memory: any number of splits, whose partial outputs are exchanged.
 template <int kHeads, StageForm kForm, Half kQuery, bool kTwoSources>
 struct BalancedTile : Tile<kHeads, kForm, kQuery, kTwoSources, 0> {
+    static constexpr int threads = latency::threads;
     static constexpr int queries = balanced::queries;
     static constexpr bool units_take_turns = false;  // a warp merges what it holds: the same units of every split
     static constexpr balanced::SharedLayout layout = balanced::shared_layout(kHeads, kForm, 1);
     /// Such that nothing is spilled: 12 warps have 168 a thread together.
-    static constexpr int multiplier_registers = kForm == StageForm::groups_512 || kForm == StageForm::blocks_512 ? 184
-                                                : kForm == StageForm::blocks_rope                                ? 200
-                                                                                                                 : 192;
+    static constexpr int multiplier_registers = kForm == StageForm::groups_512    ? 184
+                                                : kForm == StageForm::blocks_rope ? 200
+                                                                                  : 192;
     static constexpr int helper_registers =
         (168 * (multiplying_warps + helper_warps) - multiplier_registers * multiplying_warps) / helper_warps;
     using Small = BalancedShared<kHeads>;

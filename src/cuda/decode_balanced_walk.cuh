@@ -61,7 +61,7 @@ __device__ Piece piece_from(const Params& params, int row, const RowColumns& col
 
 /// Where there is a CTA for every split of every row and tile: it has that one.
 template <class T>
-__device__ void take_one_split(const Params& params, BalancedShared<T::heads>& shared) {
+__device__ void take_one_split(const Params& params, typename T::Small& shared) {
     if (threadIdx.x == 0) {
         Piece piece{};
         const int tile = divide_by_row_splits(params, static_cast<int>(blockIdx.x));
@@ -84,9 +84,9 @@ __device__ void take_one_split(const Params& params, BalancedShared<T::heads>& s
 
 /// This CTA's part of the line, to shared.share. By all threads of the CTA.
 template <class T>
-__device__ void find_share(const Params& params, const Place<T>& at, BalancedShared<T::heads>& shared) {
+__device__ void find_share(const Params& params, const Place<T>& at, typename T::Small& shared) {
     if (params.one_split_each) return take_one_split<T>(params, shared);
-    constexpr int warps = threads / 32;
+    constexpr int warps = T::threads / 32;
     RowColumns columns;  // of this thread's row
     int chunks, before;  // of that row over all tiles, and of the rows before it
     int total = 0, longest = 0;
@@ -107,7 +107,7 @@ __device__ void find_share(const Params& params, const Place<T>& at, BalancedSha
     };
     const int thread = static_cast<int>(threadIdx.x);
 #pragma unroll 1
-    for (int row = 0; row < params.rows; row += threads) {
+    for (int row = 0; row < params.rows; row += T::threads) {
         if (row > 0) __syncthreads();
         add_rows(row + thread);
     }
@@ -116,10 +116,10 @@ __device__ void find_share(const Params& params, const Place<T>& at, BalancedSha
     const int of_cta = max(even, longest);
     const int begin = min(total, static_cast<int>(blockIdx.x) * of_cta), end = min(total, begin + of_cta);
     if (thread == 0) shared.share.chunks = end - begin;
-    const bool again = params.rows > threads;  // this thread's row is of the last round
+    const bool again = params.rows > T::threads;  // this thread's row is of the last round
     if (again) total = 0;
 #pragma unroll 1
-    for (int row = 0; row < params.rows; row += threads) {
+    for (int row = 0; row < params.rows; row += T::threads) {
         if (again) {
             __syncthreads();
             add_rows(row + thread);

@@ -150,7 +150,7 @@ __device__ const std::int32_t* slot_pointer(const Params& params, const Place<T>
     return in_list < width ? slots + at.row * stride + in_list : nullptr;
 }
 
-__device__ inline int load_slot(const std::int32_t* pointer) { return pointer == nullptr ? -1 : load_global(pointer); }
+__device__ inline int load_slot(const std::int32_t* pointer) { return load_global_if(pointer != nullptr, pointer, -1); }
 
 /// The slots that a warp needs for its part of a chunk.
 template <class P, class T>
@@ -334,10 +334,9 @@ struct QueryLoader {
             for (int round = 0; round < rounds; ++round)
 #pragma unroll
                 for (int i = 0; i < words; ++i)
-                    loaded[group][round][i] =
-                        from[group] != nullptr && round * kWarps + worker < jobs_of_heads && i < words_of(params)
-                            ? load_global(from[group] + round * step + i)
-                            : uint4{0, 0, 0, 0};
+                    loaded[group][round][i] = load_global_if(
+                        from[group] != nullptr && round * kWarps + worker < jobs_of_heads && i < words_of(params),
+                        from[group] + round * step + i);
     }
 
     /// To shared memory as groups `first_group` .. of the CTA's heads.

@@ -1,6 +1,6 @@
 // Records of forms that are not plain, on their way to a stage: codes and wide values as they are, by asynchronous
-// copies; through registers E2M1 codes, which become E4M3, and scales of blocks, which become BF16 for each 16
-// dimensions.
+// copies; E2M1 codes become E4M3 in the stage, once they are there; scales of blocks become BF16 for each 16
+// dimensions, through registers.
 #pragma once
 
 #include "cuda/decode_latency_gather.cuh"
@@ -73,23 +73,27 @@ __device__ void copy_pieces(const Params& params, const Place<T>& at, const std:
     }
 }
 
-/// What a lane has of the scales of record lane / 4: a quarter, as stored.
+/// What a lane has of the scales of record lane / 4: a quarter, as stored; zeros of an absent one. Without branches, so
+/// that all loads are under way at a time.
 template <class T>
 __device__ uint2 load_scales(const SourceView& source, const RecordParts& parts, int quarter) {
-    if (!parts.present) return {0, 0};
+    const bool present = parts.present;
     const std::byte* from = parts.more;
     if constexpr (T::form == StageForm::blocks_rope) {
         // Of eight bytes the last one is none.
-        return {load_global_16(from + 2 * quarter) & (quarter == 3 ? 0xFFU : 0xFFFFU), 0};
+        return {load_global_if_16(present, from + 2 * quarter) & (quarter == 3 ? 0xFFU : 0xFFFFU), 0};
     } else if constexpr (T::form == StageForm::blocks_512) {
-        if (source.record == Record::fp8_v41) return {load_global_32(from + 4 * quarter), 0};
-        return {load_global_32(from + 8 * quarter), load_global_32(from + 8 * quarter + 4)};
+        const bool eight = source.record == Record::nvfp4_v41;
+        from += quarter * (eight ? 8 : 4);
+        return {load_global_if_32(present, from), load_global_if_32(present && eight, from + 4)};
     } else {
         // Block b is at 8 * (b & 3) + (b >> 2).
         static_assert(T::form == StageForm::blocks_576);
         from += 2 * quarter;
-        return {load_global_16(from) | load_global_16(from + 8) << 16,
-                load_global_16(from + 16) | load_global_16(from + 24) << 16};
+        const std::uint32_t parts_of[4] = {load_global_if_16(present, from), load_global_if_16(present, from + 8),
+                                           load_global_if_16(present, from + 16),
+                                           load_global_if_16(present, from + 24)};
+        return {parts_of[0] | parts_of[1] << 16, parts_of[2] | parts_of[3] << 16};
     }
 }
 
@@ -110,31 +114,26 @@ __device__ uint4 block_scales(const SourceView& source, const uint2& stored) {
     }
 }
 
-/// 512 E2M1 codes of eight records: 16 bytes, which become 32 E4M3 codes, at a time.
-struct PackedCodes {
-    static constexpr int rounds = 4;
+/// Where the copies bring a record's E2M1 codes: the upper half of the room that its E4M3 codes will have.
+inline constexpr int packed_bytes = 256;
+
+/// 512 E2M1 codes of each of eight records become E4M3 codes, in place. All of the warp's copies have come.
+__device__ inline void unpack_codes(int lane, SharedAddress to, int pitch) {
+    constexpr int rounds = 4;  // of two records, 16 bytes of a lane
     uint4 words[rounds];
-
-    __device__ void load(int lane, const std::byte* record) {
-        const auto pointer = reinterpret_cast<unsigned long long>(record);
 #pragma unroll
-        for (int i = 0; i < rounds; ++i) {
-            const unsigned long long from = __shfl_sync(all_lanes, pointer, 4 * (2 * i + lane / 16));
-            words[i] = from == 0 ? uint4{0, 0, 0, 0} : load_global(reinterpret_cast<const uint4*>(from) + lane % 16);
-        }
-    }
-
-    __device__ void store(int lane, SharedAddress to, int pitch) const {
+    for (int i = 0; i < rounds; ++i)
+        words[i] = load_shared<uint4>(to + (2 * i + lane / 16) * pitch + packed_bytes + lane % 16 * 16);
+    __syncwarp();  // all have read
 #pragma unroll
-        for (int i = 0; i < rounds; ++i) {
-            const SharedAddress codes = to + (2 * i + lane / 16) * pitch + lane % 16 * 32;
-            const TwoPairs x = e2m1x8_to_e4m3(words[i].x), y = e2m1x8_to_e4m3(words[i].y);
-            const TwoPairs z = e2m1x8_to_e4m3(words[i].z), w = e2m1x8_to_e4m3(words[i].w);
-            store_shared(codes, uint4{x.low, x.high, y.low, y.high});
-            store_shared(codes + 16, uint4{z.low, z.high, w.low, w.high});
-        }
+    for (int i = 0; i < rounds; ++i) {
+        const SharedAddress codes = to + (2 * i + lane / 16) * pitch + lane % 16 * 32;
+        const TwoPairs x = e2m1x8_to_e4m3(words[i].x), y = e2m1x8_to_e4m3(words[i].y);
+        const TwoPairs z = e2m1x8_to_e4m3(words[i].z), w = e2m1x8_to_e4m3(words[i].w);
+        store_shared(codes, uint4{x.low, x.high, y.low, y.high});
+        store_shared(codes + 16, uint4{z.low, z.high, w.low, w.high});
     }
-};
+}
 
 /// The asynchronous copies of eight records.
 template <class T>
@@ -152,10 +151,14 @@ __device__ void copy_records_of_form(const Params& params, const Place<T>& at, c
     } else if constexpr (T::form == StageForm::blocks_rope) {
         copy_pieces<stored.data_bytes / 16>(params, at, data, to);
     } else if constexpr (T::form == StageForm::blocks_576) {
+        copy_pieces<packed_bytes / 16>(params, at, data, to + packed_bytes);
         copy_pieces<stored.rope.bytes() / 16>(params, at, data == nullptr ? nullptr : data + stored.rope.offset_bytes,
                                               to + stored.rope.first_dim);
     } else {
-        if (source.record == Record::fp8_v41) copy_pieces<T::record.codes / 16>(params, at, data, to);
+        if (source.record == Record::fp8_v41)
+            copy_pieces<T::record.codes / 16>(params, at, data, to);
+        else
+            copy_pieces<packed_bytes / 16>(params, at, data, to + packed_bytes);
     }
 }
 
@@ -206,19 +209,22 @@ __device__ void gather_records(const Params& params, const Place<T>& at, const C
             for (int i = quarter; i < pieces; i += 4)
                 store_shared(at.record(stage, column) + i * 16, uint4{0, 0, 0, 0});
     }
-    if (!bulk) arrive_after_copies(barrier);
+    if (!bulk && !packed) arrive_after_copies(barrier);
 #pragma unroll
     for (int pass = 0; pass < P::passes; ++pass) {
         const SharedAddress record = at.record(stage, P::column(at, pass));
         if constexpr (T::record.has_blocks())
             store_shared(record + T::record.scales_offset + quarter * 16, block_scales<T>(source, scales[pass]));
-        if constexpr (may_be_packed)
-            if (packed) {
-                PackedCodes codes;
-                codes.load(at.lane, parts[pass].present ? parts[pass].data : nullptr);
-                codes.store(at.lane, record - at.lane / 4 * T::pitch, T::pitch);
-            }
     }
+    if constexpr (may_be_packed)
+        if (packed) {
+            wait_for_copies();
+            __syncwarp();
+#pragma unroll
+            for (int pass = 0; pass < P::passes; ++pass)
+                unpack_codes(at.lane, at.record(stage, P::column(at, pass) - at.lane / 4), T::pitch);
+            arrive_after_copies(barrier);
+        }
     __syncwarp();  // what the lanes wrote
     if (!bulk) return arrive_as_warp(barrier, at.lane);
     if (at.lane == 0) {

@@ -23,13 +23,11 @@ constexpr float poison = -77.0F;
 
 using Launch = void (*)(const DecodeParams&, Stream);
 
-bool is_balanced(const Plan& plan) { return plan.kernel == &balanced_kernel; }
-
-/// decode_balanced: three splits of two chunks of each source, for a CTA each, or for two CTAs that cut one of them.
-/// decode_latency is made for the splits of Transport::weights; of others two, as more need more shared memory in some
-/// tilings.
+/// decode_balanced and decode_wide: three splits of two chunks of each source, for a CTA each, or for two CTAs that cut
+/// one of them. decode_latency is made for the splits of Transport::weights; of others two, as more need more shared
+/// memory in some tilings.
 int splits_of(const Plan& plan) {
-    if (is_balanced(plan)) return 3;
+    if (shares_chunks_out(plan)) return 3;
     return plan.tiling->transport == Transport::weights ? plan.schedule.splits : std::min(plan.schedule.splits, 2);
 }
 
@@ -43,7 +41,7 @@ std::int64_t few_columns(const Plan& plan) { return splits_of(plan) * plan.sched
 
 /// Columns of each source's list: a split has one chunk at most, or more.
 std::int64_t columns_of(const Plan& plan) {
-    if (is_balanced(plan)) return 2 * splits_of(plan) * plan.schedule.chunk - 5;
+    if (shares_chunks_out(plan)) return 2 * splits_of(plan) * plan.schedule.chunk - 5;
     return has_one_chunk(plan) ? few_columns(plan) : (splits_of(plan) + 1) * plan.schedule.chunk - 5;
 }
 
@@ -60,7 +58,7 @@ Plan plan_of_check(const Plan& plan) {
         source.count_offset = 0;
     }
     check.schedule.splits = splits_of(plan);
-    if (is_balanced(plan)) {
+    if (shares_chunks_out(plan)) {
         check.device.sms = balanced_shape(plan).one_split_each ? splits_of(plan) : 2;
         check.workspace_bytes = balanced_workspace(check).bytes;
         check.state_bytes = balanced_state_bytes(check);
@@ -273,9 +271,9 @@ void self_test(const Plan& plan, Launch launch) {
     const std::string key = plan.schedule.kernel + " " + std::to_string(plan.device.device.index) + " " +
                             std::string(name(plan.problem.query_dtype)) + " " +
                             std::string(name(plan.schedule.p_format)) + " " + records_of(plan.problem) +
-                            (is_balanced(plan)     ? (balanced_shape(plan).one_split_each ? " each " : " shared ")
-                             : has_one_chunk(plan) ? " one "
-                                                   : " more ") +
+                            (shares_chunks_out(plan) ? (balanced_shape(plan).one_split_each ? " each " : " shared ")
+                             : has_one_chunk(plan)   ? " one "
+                                                     : " more ") +
                             std::to_string(plan.schedule.chunk) + " " + std::to_string(splits_of(plan)) + " " +
                             to_string(*plan.tiling);
     const std::lock_guard lock(mutex);

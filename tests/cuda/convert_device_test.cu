@@ -85,6 +85,25 @@ void expect_every_code(const Decode& decode) {
         }
 }
 
+/// By integers, as decode_wide does: NaN through the other way.
+struct ToBf16ByIntegers {
+    __device__ device::TwoPairs operator()(std::uint32_t codes) const {
+        return device::has_e4m3_nan(codes) != 0 ? device::e4m3x4_to_bf16(codes) : device::finite_e4m3x4_to_bf16(codes);
+    }
+};
+struct FindsNan {
+    __device__ std::uint32_t operator()(std::uint32_t codes) const { return device::has_e4m3_nan(codes); }
+};
+
+TEST_F(ConvertDevice, EveryE4m3CodeToBf16ByIntegers) {
+    expect_every_code<ToBf16ByIntegers>(bf16_to_float);
+    std::vector<std::uint32_t> alone;
+    for (std::uint32_t code = 0; code < 256; ++code)
+        for (int byte = 0; byte < 4; ++byte) alone.push_back(code << (8 * byte));
+    const auto found = map<std::uint32_t, FindsNan>(alone);
+    for (std::size_t i = 0; i < alone.size(); ++i) EXPECT_EQ(found[i] != 0, (i / 4 & 0x7F) == 0x7F) << i / 4;
+}
+
 TEST_F(ConvertDevice, EveryE4m3CodeToF16) { expect_every_code<ToF16>(f16_to_float); }
 TEST_F(ConvertDevice, EveryE4m3CodeToBf16) { expect_every_code<ToBf16>(bf16_to_float); }
 

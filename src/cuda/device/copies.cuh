@@ -32,6 +32,15 @@ __device__ inline void copy_8_async(SharedAddress to, const void* from, bool abs
 // All of this thread's copy_16_async and copy_8_async have come; other threads need a barrier besides.
 __device__ inline void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
+// This thread's copies since the last commit are a group, which may be empty.
+__device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// All but the newest kPending groups have come.
+template <int kPending>
+__device__ inline void wait_for_copy_groups() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
 // A run of bytes (a multiple of 16, both ends 16-byte aligned) from global memory; its bytes count at `barrier`.
 __device__ inline void copy_bulk_async(SharedAddress to, const void* from, std::uint32_t bytes, SharedAddress barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
@@ -79,20 +88,36 @@ __device__ inline std::int32_t load_global_if(bool condition, const std::int32_t
     return value;
 }
 
-__device__ inline std::uint32_t load_global_16(const std::byte* from) {
-    std::uint16_t value;
-    asm volatile("ld.global.u16 %0, [%1];" : "=h"(value) : "l"(from) : "memory");
+// Zeros otherwise.
+__device__ inline uint4 load_global_if(bool condition, const uint4* from) {
+    uint4 value = {0, 0, 0, 0};
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "setp.ne.b32 p, %5, 0;\n"
+        "@p ld.global.v4.b32 {%0, %1, %2, %3}, [%4];\n"
+        "}"
+        : "+r"(value.x), "+r"(value.y), "+r"(value.z), "+r"(value.w)
+        : "l"(from), "r"(static_cast<std::uint32_t>(condition))
+        : "memory");
     return value;
 }
-__device__ inline std::uint32_t load_global_32(const std::byte* from) {
-    std::uint32_t value;
-    asm volatile("ld.global.b32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+__device__ inline std::uint32_t load_global_if_16(bool condition, const std::byte* from) {
+    std::uint16_t value = 0;
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "setp.ne.b32 p, %2, 0;\n"
+        "@p ld.global.u16 %0, [%1];\n"
+        "}"
+        : "+h"(value)
+        : "l"(from), "r"(static_cast<std::uint32_t>(condition))
+        : "memory");
     return value;
 }
-__device__ inline uint2 load_global_64(const std::byte* from) {
-    uint2 value;
-    asm volatile("ld.global.v2.b32 {%0, %1}, [%2];" : "=r"(value.x), "=r"(value.y) : "l"(from) : "memory");
-    return value;
+__device__ inline std::uint32_t load_global_if_32(bool condition, const std::byte* from) {
+    const auto* word = reinterpret_cast<const std::int32_t*>(from);
+    return static_cast<std::uint32_t>(load_global_if(condition, word, 0));
 }
 
 // Without a branch: stores of many outputs follow each other at once.

@@ -1,4 +1,5 @@
-// wgmma: 64 keys or latent dimensions on M, from registers; heads on N, from shared memory; FP32 sums. sm_90a only.
+// wgmma, FP32 sums, sm_90a only. 64 keys or latent dimensions on M, from registers, and heads on N, from shared memory;
+// or 64 heads on M, and keys (scores) or dimensions (values) on N.
 #pragma once
 
 #include "cuda/device/barriers.cuh"
@@ -26,6 +27,30 @@ struct SwizzledTile {
     __device__ static std::uint32_t byte(std::uint32_t row, std::uint32_t piece) {
         const std::uint32_t exchange = kRowBytes == 128 ? row & 7 : (row >> 2) & 1;
         return row * kRowBytes + ((piece ^ exchange) * 16);
+    }
+};
+
+/// Rows (heads or keys) of halves in blocks of 64 dimensions, the layout of TMA's 128-byte swizzle: block by block, of
+/// a block row by row. As what is multiplied along its dimensions, and as values, whose rows are multiplied.
+template <int kRows>
+struct BlockTile {
+    static_assert(kRows % 8 == 0);
+    static constexpr int block_bytes = kRows * 128;
+    static constexpr int alignment_bytes = 1024;
+
+    /// 16 dimensions from `dim` (a multiple of 16) on, of all rows.
+    __device__ static std::uint64_t rows(SharedAddress tile, int dim) {
+        return SwizzledTile<128>::descriptor(tile + dim / 64 * block_bytes + dim % 64 * 2);
+    }
+    /// Dimensions from `dim` (a multiple of 64) on, of 16 rows from `row` on.
+    __device__ static std::uint64_t values(SharedAddress tile, int dim, int row) {
+        const SharedAddress address = tile + dim / 64 * block_bytes + row * 128;
+        return (SwizzledTile<128>::mode << 62) | (std::uint64_t{1024 / 16} << 32) |
+               (std::uint64_t{block_bytes / 16} << 16) | (address >> 4);
+    }
+    /// Byte of 16-byte piece `piece` (8 dimensions) of a row.
+    __device__ static std::uint32_t byte(std::uint32_t row, std::uint32_t piece) {
+        return piece / 8 * block_bytes + SwizzledTile<128>::byte(row, piece % 8);
     }
 };
 
@@ -126,6 +151,54 @@ __device__ inline void mma_async(float (&d)[16], const FragmentA& a, std::uint64
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate)
             : "memory");
     }
+}
+
+// d (+)= a * b^T, K = 16, BF16, of 64 heads and 32 keys, both in shared memory. d: for each 8 keys, heads g and g + 8
+// of the warp's 16 and keys 2t, 2t + 1.
+__device__ inline void mma_async_shared(float (&d)[16], std::uint64_t a, std::uint64_t b, int accumulate) {
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "setp.ne.b32 p, %18, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, "
+        "%8, %9, %10, %11, %12, %13, %14, %15}, "
+        "%16, %17, p, 1, 1, 0, 0;\n"
+        "}"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
+          "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
+        : "l"(a), "l"(b), "r"(accumulate)
+        : "memory");
+}
+
+// d (+)= a * b, K = 16, BF16, of 64 heads and 128 dimensions; b: BlockTile::values. d: for each 8 dimensions, heads g
+// and g + 8 of the warp's 16 and dimensions 2t, 2t + 1.
+__device__ inline void mma_async_values(float (&d)[64], const FragmentA& a, std::uint64_t b, int accumulate) {
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "setp.ne.b32 p, %69, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, "
+        "%8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, "
+        "%24, %25, %26, %27, %28, %29, %30, %31, "
+        "%32, %33, %34, %35, %36, %37, %38, %39, "
+        "%40, %41, %42, %43, %44, %45, %46, %47, "
+        "%48, %49, %50, %51, %52, %53, %54, %55, "
+        "%56, %57, %58, %59, %60, %61, %62, %63}, "
+        "{%64, %65, %66, %67}, %68, p, 1, 1, 1;\n"
+        "}"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
+          "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),
+          "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]),
+          "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]),
+          "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]),
+          "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]),
+          "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]),
+          "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate)
+        : "memory");
 }
 
 }  // namespace sparsemla::device

@@ -1,0 +1,40 @@
+// From a checked call to decode_wide's launch.
+#include "balanced_plan.h"
+#include "cuda/decode_balanced_launch.h"
+#include "cuda/decode_wide.h"
+#include "cuda/launch.h"
+#include "cuda/self_test.h"
+#include "gpu.h"
+#include "wide_layout.h"
+
+namespace sparsemla::detail {
+
+namespace {
+
+bool has_one_part(const Plan& plan) { return plan.schedule.p_format == PFormat::bf16; }
+
+}  // namespace
+
+void prepare_wide(const Plan& plan, Memory state, Stream stream) {
+    const auto prepare_kernel = has_one_part(plan) ? wide::prepare_kernel_of_bf16 : wide::prepare_kernel_of_two;
+    prepare_shared_out(plan, state, stream, launch_wide, [&] {
+        // All that the device has: another plan of the same kernel may need more than this one.
+        prepare_kernel(stage_form(plan.problem.sources[0].record),
+                       static_cast<std::size_t>(plan.device.shared_memory_bytes));
+    });
+}
+
+void launch_wide(const DecodeParams& call, Stream stream) {
+    const Plan& plan = *call.plan;
+    const CurrentDevice current(plan.device.device.index);
+    const BalancedShape shape = balanced_shape(plan);
+    const auto launch_kernel = has_one_part(plan) ? wide::launch_kernel_of_bf16 : wide::launch_kernel_of_two;
+    launch_kernel(stage_form(plan.problem.sources[0].record),
+                  {.grid = dim3(static_cast<unsigned>(shape.ctas)),
+                   .threads = static_cast<unsigned>(wide::threads),
+                   .shared_bytes = shape.shared_bytes,
+                   .stream = static_cast<cudaStream_t>(stream.handle)},
+                  balanced::params_of(call, shape));
+}
+
+}  // namespace sparsemla::detail

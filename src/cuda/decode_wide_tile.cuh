@@ -1,0 +1,146 @@
+// What one CTA of decode_wide is: 64 heads on M, its shared memory, and who each warp is in it.
+#pragma once
+
+#include "cuda/decode_balanced_walk.cuh"
+#include "wide_layout.h"
+
+namespace sparsemla::detail::wide {
+
+using namespace balanced;
+using balanced::Params;
+
+/// Shared memory that is small.
+struct WideShared {
+    std::uint64_t full[max_stages];   ///< the step's records are there as BF16
+    std::uint64_t empty[max_stages];  ///< nobody reads the stage any more
+    std::uint64_t weights_full[weight_buffers];
+    std::uint64_t weights_empty[weight_buffers];
+    std::uint64_t piece_full[wide::pieces];
+    std::uint64_t piece_empty[wide::pieces];
+    std::uint64_t end_full;   ///< of a piece: what the warps of the scores do at its end is done
+    std::uint64_t end_empty;  ///< what it left in `weight` is read
+    Piece pieces[wide::pieces];
+    int sums[wide::threads / 32], largest[wide::threads / 32];  ///< of each warp, while the CTA's chunks are found
+    Share share;
+    std::uint8_t present[max_stages][step_keys];    ///< 1 where the step's column names a record
+    float scales[max_stages][4][step_keys];         ///< of groups, [group][key]
+    float2 keep[weight_buffers][32 * score_warps];  ///< what older sums are worth, of a thread's two heads
+    float weight[max_splits][wide::heads];          ///< of each split's sums in the output
+};
+static_assert(sizeof(WideShared) <= small_shared_bytes);
+
+/// kParts: BF16 numbers that P is the sum of.
+template <StageForm kForm, int kParts>
+struct WideTile {
+    static constexpr int heads = wide::heads;
+    static constexpr int threads = wide::threads;
+    static constexpr bool two_sources = true;
+    static constexpr bool exchanges_weights = false;
+    static constexpr StageForm form = kForm;
+    static constexpr StageLayout record = stage_layout(kForm);
+    static constexpr int d_qk = record.d_qk;
+    static constexpr int blocks = d_qk / 64;
+    static constexpr int parts = kParts;
+    static constexpr int pitch = record.pitch;              ///< of records as they are stored
+    static constexpr int stage_bytes = chunk_keys * pitch;  ///< the same
+    static constexpr int step_bytes = static_cast<int>(wide::step_bytes(kForm));
+    static constexpr SharedLayout layout = shared_layout(kForm, 1);  ///< what does not depend on the stages
+    /// Such that nothing is spilled.
+    static constexpr int value_registers = 176, score_registers = kForm == StageForm::blocks_576 ? 72 : 80;
+    static constexpr int converter_registers = 512 - 2 * value_registers - score_registers;
+    using Small = WideShared;
+    using KeyTile = BlockTile<step_keys>;
+    using QueryTile = BlockTile<wide::heads>;
+    static_assert(layout.query % QueryTile::alignment_bytes == 0 && layout.stages % KeyTile::alignment_bytes == 0 &&
+                  step_bytes % KeyTile::alignment_bytes == 0);
+};
+
+/// Where this CTA's memory lies, and who this thread is. The part that the gather of decode_latency knows is its own:
+/// its `stages` are the records as they are stored, its helpers the warps that convert.
+template <class T>
+struct WidePlace : Place<T> {
+    SharedAddress keys, weight_buffers_begin;
+    int stages_of_keys;
+
+    __device__ bool converts() const {
+        return this->warp >= value_warps && this->warp < value_warps + converting_warps;
+    }
+    __device__ int score_warp() const { return this->warp - value_warps - converting_warps; }
+
+    __device__ SharedAddress small(std::size_t offset) const { return this->base + static_cast<SharedAddress>(offset); }
+    __device__ SharedAddress weights_full(int i) const { return small(offsetof(WideShared, weights_full)) + i * 8; }
+    __device__ SharedAddress weights_empty(int i) const { return small(offsetof(WideShared, weights_empty)) + i * 8; }
+    __device__ SharedAddress piece_full(int i) const { return small(offsetof(WideShared, piece_full)) + i * 8; }
+    __device__ SharedAddress piece_empty(int i) const { return small(offsetof(WideShared, piece_empty)) + i * 8; }
+    __device__ SharedAddress end_full() const { return small(offsetof(WideShared, end_full)); }
+    __device__ SharedAddress end_empty() const { return small(offsetof(WideShared, end_empty)); }
+    __device__ SharedAddress present_of_step(int stage) const {
+        return small(offsetof(WideShared, present)) + stage * step_keys;
+    }
+    __device__ SharedAddress scale(int stage, int group, int key) const {
+        return small(offsetof(WideShared, scales)) + ((stage * 4 + group) * step_keys + key) * 4;
+    }
+    __device__ SharedAddress keep_of_thread(int buffer, int thread) const {
+        return small(offsetof(WideShared, keep)) + (buffer * 32 * score_warps + thread) * 8;
+    }
+    /// Of P in a buffer: 16 bytes of each thread of a warpgroup.
+    __device__ SharedAddress weights_of_thread(int buffer, int quad, int thread) const {
+        return weight_buffers_begin + ((buffer * 4 + quad) * 32 * score_warps + thread) * 16;
+    }
+    __device__ SharedAddress query_tile() const { return this->base + static_cast<SharedAddress>(T::layout.query); }
+    __device__ SharedAddress step_tile(int stage) const { return keys + stage * T::step_bytes; }
+};
+
+/// The steps of a piece: halves of its chunks, but for those past the row's columns.
+struct StepOfPiece {
+    int chunk;   ///< of the piece's split
+    int number;  ///< in the lists
+    int half = 0;
+
+    StepOfPiece() = default;
+    __device__ StepOfPiece(const Params& params, const Columns& columns, const Piece& piece)
+        : chunk(piece.begin), number(number_of(params, columns, piece.split, piece.begin)) {}
+
+    /// Whether there is one more.
+    __device__ bool advance(const Params& params, const Columns& columns, const Piece& piece) {
+        const bool second = columns.is_second(number);
+        const int first_column = (second ? number - columns.second_begin : number) * chunk_keys;
+        if (half == 0 && first_column + step_keys < (second ? columns.second_active : columns.first_active)) {
+            half = 1;
+            return true;
+        }
+        half = 0;
+        if (++chunk == piece.end) return false;
+        number = number_of(params, columns, piece.split, chunk);
+        return true;
+    }
+};
+
+/// k_scale of each source relative to the larger one, which is applied to complete sums: P times it is of any size.
+struct ValueScales {
+    float relative[2];
+    float largest;
+
+    __device__ explicit ValueScales(const latency::Params& params) {
+        const float first = factors_of(params, params.sources[0]).values;
+        const float second = params.sources[1].chunks > 0 ? factors_of(params, params.sources[1]).values : first;
+        const bool first_is_larger = fabsf(first) >= fabsf(second);
+        largest = first_is_larger ? first : second;
+        const float ratio = largest == 0 ? 1.0F : (first_is_larger ? second : first) / largest;
+        relative[0] = first_is_larger ? 1.0F : ratio;
+        relative[1] = first_is_larger ? ratio : 1.0F;
+    }
+};
+
+/// A piece for a warp of those that multiply: the next one of the queue.
+template <class T>
+__device__ Piece take_piece(const WidePlace<T>& at, const WideShared& shared, Turn& turn) {
+    wait_mbarrier(at.piece_full(turn.number), turn.parity);
+    const Piece piece = shared.pieces[turn.number];
+    __syncwarp();
+    arrive_as_warp(at.piece_empty(turn.number), at.lane);
+    turn.advance(wide::pieces);
+    return piece;
+}
+
+}  // namespace sparsemla::detail::wide

@@ -1,0 +1,120 @@
+// decode_wide's plans: layouts, what they are expected to take, refusals.
+#include "wide_layout.h"
+
+#include <algorithm>
+#include <array>
+#include <limits>
+
+#include "balanced_plan.h"
+#include "gpu.h"
+#include "gpu_plan.h"
+#include "kernels.h"
+
+namespace sparsemla::detail {
+
+namespace {
+
+using latency::max_splits;
+
+constexpr std::array<int, 1> head_tiles = {wide::heads};
+constexpr std::string_view measured_gpu = "NVIDIA H200";  ///< DeviceSpec::name
+
+/// P is one BF16 number, or the sum of two.
+const PFormats formats = {PFormat::f16, PFormat::bf16};
+
+struct Layout {
+    int splits = 1;
+    int stages = 1;
+};
+
+int most_stages(const Problem& problem, const DeviceSpec& device) {
+    int stages = wide::max_stages;
+    while (stages > 0 &&
+           wide::shared_layout(form_of(problem), stages).bytes > static_cast<std::size_t>(device.shared_memory_bytes))
+        --stages;
+    return stages;
+}
+
+/// Microseconds that a layout is expected to take for full rows of so many chunks: fitted to what an H200 took
+/// (docs/performance.md, "decode_wide").
+double expected_us(const Problem& problem, const DeviceSpec& device, const PlanOptions& options, int splits,
+                   std::int64_t chunks) {
+    constexpr double ends_us = 6.0, share_us = 0.9, cut_us = 5.0, merge_us = 4.0, merge_of_split_us = 0.2;
+    const double chunk_us = options.p_format.value_or(formats.front()) == PFormat::bf16 ? 2.4 : 2.6;
+    const std::int64_t ctas = balanced_ctas(problem, device, wide::heads, splits);
+    const std::int64_t tiles = tiles_of_rows(problem, wide::heads);
+    const std::int64_t longest = (chunks + splits - 1) / splits;
+    const bool one_each = tiles * splits == ctas;
+    const std::int64_t of_cta = one_each ? longest : std::max((tiles * chunks + ctas - 1) / ctas, longest);
+    double us = ends_us + static_cast<double>(of_cta) * chunk_us;
+    if (!one_each) us += share_us + (of_cta % longest == 0 ? 0 : cut_us);
+    if (splits > 1)
+        us += (merge_us + merge_of_split_us * splits) * static_cast<double>((tiles * splits + ctas - 1) / ctas);
+    return us;
+}
+
+struct Choice {
+    Layout layout;
+    double us = std::numeric_limits<double>::infinity();
+};
+
+Choice choose_layout(const Problem& problem, const DeviceSpec& device, const PlanOptions& options) {
+    Choice choice;
+    const std::int64_t chunks = usual_chunks(problem, options);
+    const auto most_splits = static_cast<int>(std::min<std::int64_t>(chunks, max_splits));
+    choice.layout.stages = options.stages.value_or(most_stages(problem, device));
+    for (int splits = options.splits.value_or(1); splits <= options.splits.value_or(most_splits); ++splits) {
+        const double us = expected_us(problem, device, options, splits, chunks);
+        if (us >= choice.us) continue;
+        choice.us = us;
+        choice.layout.splits = splits;
+    }
+    return choice;
+}
+
+std::optional<std::string> refuse(const Problem& problem, const DeviceSpec& device, const PlanOptions& options) {
+    if (auto reason = refuse_on_gpu(problem, device, options, formats, head_tiles)) return reason;
+    if (auto reason = refuse_range("stages", options.stages, 1, most_stages(problem, device))) return reason;
+    if (options.cluster_tiles.value_or(1) != 1)
+        return must_be("cluster_tiles", "1: it has no clusters", std::to_string(*options.cluster_tiles));
+    if (options.transport.value_or(Transport::stores) != Transport::stores)
+        return must_be("transport", name(Transport::stores), name(*options.transport));
+    if (options.gather.value_or(Gather::copies) != Gather::copies)
+        return must_be("gather", name(Gather::copies), name(*options.gather));
+    return refuse_chunks(problem, wide::heads);
+}
+
+KernelPlan plan(const Problem& problem, const DeviceSpec& device, const PlanOptions& options) {
+    const Choice choice = choose_layout(problem, device, options);
+    const int splits = choice.layout.splits;
+    const int ctas = balanced_ctas(problem, device, wide::heads, splits);
+    const auto tiles = static_cast<std::size_t>(tiles_of_rows(problem, wide::heads));
+    KernelPlan result;
+    result.schedule = gpu_schedule(wide_kernel, problem, options, formats, splits);
+    result.tiling = Tiling{.heads = wide::heads,
+                           .stages = choice.layout.stages,
+                           .gather = Gather::copies,
+                           .transport = Transport::stores,
+                           .trigger = options.trigger.value_or(Trigger::loaded)};
+    result.workspace_bytes = balanced::workspace_layout(wide::heads, splits, tiles, ctas).bytes;
+    result.state_bytes = balanced::state_bytes(tiles, ctas);
+    result.expected_us = choice.us;
+    if (device.name != measured_gpu)
+        result.note = "expected as on " + std::string(measured_gpu) + ": not measured on this GPU";
+    return result;
+}
+
+void prepare(const Plan& plan, Memory state, Stream stream) { prepare_wide(plan, state, stream); }
+
+}  // namespace
+
+const Kernel wide_kernel = {.name = "decode_wide",
+                            .device = Device::Kind::cuda,
+                            .summary = "one launch for many heads, 64 at a time over the same records",
+                            .on_request_only = true,
+                            .refuse = refuse,
+                            .plan = plan,
+                            .prepare = prepare,
+                            .decode = launch_wide};
+
+}  // namespace sparsemla::detail
