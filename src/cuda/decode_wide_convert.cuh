@@ -18,6 +18,7 @@ __device__ int row_of_lane(const WidePlace<T>& at) {
 
 /// What a lane keeps of record lane / 4 from its gather to its conversion.
 struct Gathered {
+    bool exists;  ///< there is such a step
     bool present;
     bool packed;   ///< E2M1
     bool second;   ///< of source 1
@@ -26,11 +27,10 @@ struct Gathered {
 
 /// Starts the copies of this warp's part of half a chunk; they are a group. `slot`: of this lane's record.
 template <class T>
-__device__ Gathered gather_half(const latency::Params& params, const WidePlace<T>& at, const Columns& columns, int slot,
-                                const StepOfPiece& step, int room) {
+__device__ void gather_half(const latency::Params& params, const WidePlace<T>& at, const Columns& columns, int slot,
+                            const StepOfPiece& step, int room, Gathered& gathered) {
     const int number = step.number, column = step.half * step_keys + row_of_lane(at);
     const SharedAddress to = at.record(0, room * step_keys + row_of_lane(at) - at.lane / 4);
-    Gathered gathered{};
     if constexpr (T::record.is_plain()) {
         const Found found = find_record<T>(params, columns, slot, number, column);
         gathered.present = found.present;
@@ -46,25 +46,10 @@ __device__ Gathered gather_half(const latency::Params& params, const WidePlace<T
         copy_records_of_form(params, at, source, parts, to);
     }
     commit_copies();
-    return gathered;
 }
 
-/// 16 E4M3 codes as BF16.
-__device__ inline void codes_to_halves(const uint4& codes, uint4 (&halves)[2]) {
-    const std::uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w};
-    TwoPairs pairs[4];
-    std::uint32_t nan = 0;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        pairs[i] = finite_e4m3x4_to_bf16(words[i]);
-        nan |= has_e4m3_nan(words[i]);
-    }
-    if (nan != 0)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) pairs[i] = e4m3x4_to_bf16(words[i]);
-    halves[0] = {pairs[0].low, pairs[0].high, pairs[1].low, pairs[1].high};
-    halves[1] = {pairs[2].low, pairs[2].high, pairs[3].low, pairs[3].high};
-}
+/// A quarter of a block of 64 dimensions of a record, as BF16.
+using Halves = uint4[2];
 
 __device__ inline void scale_halves(std::uint32_t scale, uint4& halves) {
     const std::uint32_t twice = scale * 0x10001U;
@@ -72,33 +57,68 @@ __device__ inline void scale_halves(std::uint32_t scale, uint4& halves) {
               multiply_bf16x2(halves.w, twice)};
 }
 
-/// Block `block` of 64 dimensions of eight records, a quarter of one record a lane.
-template <class T>
-__device__ void convert_block(const WidePlace<T>& at, SharedAddress record, const Gathered& gathered, int block,
-                              SharedAddress tile, int row) {
-    const int quarter = at.lane % 4;
-    uint4 halves[2];
-    if (64 * block >= T::record.codes) {
-        const SharedAddress from = record + T::record.wide_offset + (64 * block - T::record.codes) * 2 + quarter * 32;
-        halves[0] = load_shared<uint4>(from);
-        halves[1] = load_shared<uint4>(from + 16);
-    } else {
-        const bool scaled = T::record.has_blocks() && 64 * block < T::record.scaled;
-        if ((T::form == StageForm::blocks_512 || T::form == StageForm::blocks_576) && scaled && gathered.packed) {
-            const uint2 packed = load_shared<uint2>(record + packed_bytes + 32 * block + 8 * quarter);
-            const TwoPairs first = e2m1x8_to_e4m3(packed.x), last = e2m1x8_to_e4m3(packed.y);
-            codes_to_halves({first.low, first.high, last.low, last.high}, halves);
+/// kBlocks blocks from `first` on of eight records, of which this lane has a quarter of one: all loads come before all
+/// work. To `to` and, the upper half of the quarter, `to_upper`.
+template <class T, int kBlocks>
+__device__ void convert_codes(SharedAddress record, int quarter, const Gathered& gathered, int first, SharedAddress to,
+                              SharedAddress to_upper) {
+    const bool scaled = T::record.has_blocks() && 64 * first < T::record.scaled;
+    const bool packed =
+        (T::form == StageForm::blocks_512 || T::form == StageForm::blocks_576) && scaled && gathered.packed;
+    uint4 codes[kBlocks];
+    std::uint32_t scales[kBlocks];
+#pragma unroll
+    for (int i = 0; i < kBlocks; ++i) {
+        const int block = first + i;
+        if (packed) {
+            const uint2 pairs = load_shared<uint2>(record + packed_bytes + 32 * block + 8 * quarter);
+            codes[i].x = pairs.x;
+            codes[i].z = pairs.y;
         } else {
-            codes_to_halves(load_shared<uint4>(record + 64 * block + 16 * quarter), halves);
+            codes[i] = load_shared<uint4>(record + 64 * block + 16 * quarter);
         }
-        if (scaled) {
-            const std::uint32_t scale = load_shared_16(record + T::record.scales_offset + (4 * block + quarter) * 2);
-            scale_halves(scale, halves[0]);
-            scale_halves(scale, halves[1]);
-        }
+        if (scaled) scales[i] = load_shared_16(record + T::record.scales_offset + (4 * block + quarter) * 2);
     }
-    store_shared(tile + T::KeyTile::byte(row, 8 * block + 2 * quarter), halves[0]);
-    store_shared(tile + T::KeyTile::byte(row, 8 * block + 2 * quarter + 1), halves[1]);
+    std::uint32_t nan = 0;
+    if (packed) {
+#pragma unroll
+        for (int i = 0; i < kBlocks; ++i) {
+            const TwoPairs lower = e2m1x8_to_e4m3(codes[i].x), upper = e2m1x8_to_e4m3(codes[i].z);
+            codes[i] = {lower.low, lower.high, upper.low, upper.high};
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < kBlocks; ++i)
+            nan |= has_e4m3_nan(codes[i].x) | has_e4m3_nan(codes[i].y) | has_e4m3_nan(codes[i].z) |
+                   has_e4m3_nan(codes[i].w);
+    }
+    const auto store = [&](const auto& convert) {
+#pragma unroll
+        for (int i = 0; i < kBlocks; ++i) {
+            const TwoPairs x = convert(codes[i].x), y = convert(codes[i].y);
+            const TwoPairs z = convert(codes[i].z), w = convert(codes[i].w);
+            Halves halves = {{x.low, x.high, y.low, y.high}, {z.low, z.high, w.low, w.high}};
+            if (scaled) {
+                scale_halves(scales[i], halves[0]);
+                scale_halves(scales[i], halves[1]);
+            }
+            store_shared(to + (first + i) * T::KeyTile::block_bytes, halves[0]);
+            store_shared(to_upper + (first + i) * T::KeyTile::block_bytes, halves[1]);
+        }
+    };
+    if (nan == 0)
+        store(finite_e4m3x4_to_bf16);
+    else
+        store(e4m3x4_to_bf16);
+}
+
+/// The same of a block of BF16 values.
+template <class T>
+__device__ void convert_wide(SharedAddress record, int quarter, int block, SharedAddress to, SharedAddress to_upper) {
+    const SharedAddress from = record + T::record.wide_offset + (64 * block - T::record.codes) * 2 + quarter * 32;
+    const uint4 lower = load_shared<uint4>(from), upper = load_shared<uint4>(from + 16);
+    store_shared(to + block * T::KeyTile::block_bytes, lower);
+    store_shared(to_upper + block * T::KeyTile::block_bytes, upper);
 }
 
 /// A warp's eight records of a step, which have come, to a stage.
@@ -115,14 +135,19 @@ __device__ void convert_half(const latency::Params& params, const WidePlace<T>& 
     if (quarter == 0) store_shared_8(at.present_of_step(stage) + row, gathered.present ? 1 : 0);
     if constexpr (T::record.has_groups())
         store_shared(at.scale(stage, quarter, row), load_shared<float>(record + T::record.scales_offset + quarter * 4));
-    const SharedAddress tile = at.step_tile(stage);
-    // As many as registers are enough for, by trial.
-    constexpr int together = T::form == StageForm::groups_576   ? T::blocks
-                             : T::form == StageForm::blocks_576 ? 1
-                             : T::blocks % 3 == 0               ? 3
-                                                                : 4;
-#pragma unroll together
-    for (int block = 0; block < T::blocks; ++block) convert_block(at, record, gathered, block, tile, row);
+    const SharedAddress to = at.step_tile(stage) + T::KeyTile::byte(row, 2 * quarter);
+    const SharedAddress to_upper = at.step_tile(stage) + T::KeyTile::byte(row, 2 * quarter + 1);
+    constexpr int alike = (T::record.has_blocks() ? T::record.scaled : T::record.codes) / 64;  // blocks
+    constexpr int together = alike % 3 == 0 ? 3 : alike % 4 == 0 ? 2 : 1;
+#pragma unroll 1
+    for (int block = 0; block < alike; block += together)
+        convert_codes<T, together>(record, quarter, gathered, block, to, to_upper);
+#pragma unroll 1
+    for (int block = alike; block < T::record.codes / 64; ++block)
+        convert_codes<T, 1>(record, quarter, gathered, block, to, to_upper);
+#pragma unroll 1
+    for (int block = T::record.codes / 64; block < T::blocks; ++block)
+        convert_wide<T>(record, quarter, block, to, to_upper);
     fence_async_proxy();
     __syncwarp();
 }
@@ -139,13 +164,12 @@ class Gatherer {
     __device__ bool has_more() const { return has_more_; }
 
     /// Starts the next step's copies, and loads the slots of the one after it.
-    __device__ Gathered gather(int room) {
-        const Gathered gathered = gather_half(params_.call, at_, columns_, slot_, step_, room);
+    __device__ void gather(Gathered& gathered, int room) {
+        gather_half(params_.call, at_, columns_, slot_, step_, room, gathered);
         if (step_.advance(params_, columns_, piece_))
             load_slot_of_lane();
         else
             begin_piece();
-        return gathered;
     }
 
    private:
@@ -185,29 +209,33 @@ __device__ void convert(const Params& params, WidePlace<T>& at, WideShared& shar
     static_assert(raw_steps == 2);
     Gatherer<T> gatherer(params, at, shared);
     Turn stage;
-    Gathered gathered[raw_steps];
-    bool exists[raw_steps];
-    const auto gather = [&](int room) {
-        exists[room] = gatherer.has_more();
-        if (exists[room])
-            gathered[room] = gatherer.gather(room);
+    Gathered first, second;
+    const auto gather = [&](Gathered& gathered, int room) {
+        gathered.exists = gatherer.has_more();
+        if (gathered.exists)
+            gatherer.gather(gathered, room);
         else
             commit_copies();
     };
-    gather(0);
-    gather(1);
-    while (true)
-#pragma unroll
-        for (int room = 0; room < raw_steps; ++room) {
-            if (!exists[room]) return;
-            wait_mbarrier(at.empty(stage.number), stage.parity ^ 1);
-            wait_for_copy_groups<raw_steps - 1>();
-            __syncwarp();  // the copies of all lanes
-            convert_half(params.call, at, gathered[room], room, stage.number);
-            arrive_as_warp(at.full(stage.number), at.lane);
-            stage.advance(at.stages_of_keys);
-            gather(room);
-        }
+    const auto convert_next = [&](const Gathered& gathered, int room) {
+        wait_mbarrier(at.empty(stage.number), stage.parity ^ 1);
+        wait_for_copy_groups<raw_steps - 1>();
+        __syncwarp();  // the copies of all lanes
+        convert_half(params.call, at, gathered, room, stage.number);
+        arrive_as_warp(at.full(stage.number), at.lane);
+        stage.advance(at.stages_of_keys);
+    };
+    gather(first, 0);
+    gather(second, 1);
+    // The same code for both rooms: instructions come from far.
+#pragma unroll 1
+    for (int room = 0; first.exists; room ^= 1) {
+        convert_next(first, room);
+        Gathered next;
+        gather(next, room);
+        first = second;
+        second = next;
+    }
 }
 
 }  // namespace sparsemla::detail::wide

@@ -62,10 +62,11 @@ using Scores = float[16];
 /// Starts the products of dimensions [begin, end).
 template <class T>
 __device__ void start_products(const WidePlace<T>& at, int stage, Scores& sums, int begin, int end, bool first) {
-    const SharedAddress keys = at.step_tile(stage), query = at.query_tile();
+    const std::uint64_t keys = T::KeyTile::rows(at.step_tile(stage)), query = T::QueryTile::rows(at.query_tile());
 #pragma unroll
     for (int dim = begin; dim < end; dim += 16)
-        mma_async_shared(sums, T::QueryTile::rows(query, dim), T::KeyTile::rows(keys, dim), !first || dim > begin);
+        mma_async_shared(sums, query + T::QueryTile::rows_from(dim), keys + T::KeyTile::rows_from(dim),
+                         !first || dim > begin);
     commit_mma();
 }
 
@@ -205,8 +206,8 @@ __device__ inline void leave_flag(std::uint32_t* flag, bool first_thread) {
 template <class T>
 __device__ void score(const Params& params, WidePlace<T>& at, const WideShared& shared) {
     const ValueScales scales(params.call);
-    const float factors[2] = {factors_of(params.call, params.call.sources[0]).score,
-                              factors_of(params.call, params.call.sources[1]).score};
+    const float first_factor = factors_of(params.call, params.call.sources[0]).score;
+    const float second_factor = factors_of(params.call, params.call.sources[1]).score;
     Turn stage, buffer, pieces, end;
     for (int left = shared.share.chunks; left > 0;) {
         const Piece piece = take_piece(at, shared, pieces);
@@ -226,13 +227,13 @@ __device__ void score(const Params& params, WidePlace<T>& at, const WideShared& 
         }
         StepOfPiece step(params, columns, piece);
         do {
-            const int source = columns.is_second(step.number) ? 1 : 0;
+            const bool second = columns.is_second(step.number);
             wait_mbarrier(at.full(stage.number), stage.parity);
             __syncwarp();
             Scores products;
             compute_dot_products(at, stage.number, products);
-            weigh_step(at, stage.number, products, factors[source], params.call.p_scale * scales.relative[source],
-                       running, buffer);
+            weigh_step(at, stage.number, products, second ? second_factor : first_factor,
+                       params.call.p_scale * (second ? scales.second : scales.first), running, buffer);
             stage.advance(at.stages_of_keys);
         } while (step.advance(params, columns, piece));
         end_scores(params, at, columns, piece, running, scales, end);

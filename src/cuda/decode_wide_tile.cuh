@@ -46,7 +46,7 @@ struct WideTile {
     static constexpr int step_bytes = static_cast<int>(wide::step_bytes(kForm));
     static constexpr SharedLayout layout = shared_layout(kForm, 1);  ///< what does not depend on the stages
     /// Such that nothing is spilled.
-    static constexpr int value_registers = 176, score_registers = kForm == StageForm::blocks_576 ? 72 : 80;
+    static constexpr int value_registers = 176, score_registers = record.has_groups() ? 88 : 80;
     static constexpr int converter_registers = 512 - 2 * value_registers - score_registers;
     using Small = WideShared;
     using KeyTile = BlockTile<step_keys>;
@@ -118,17 +118,16 @@ struct StepOfPiece {
 
 /// k_scale of each source relative to the larger one, which is applied to complete sums: P times it is of any size.
 struct ValueScales {
-    float relative[2];
-    float largest;
+    float first, second, largest;
 
     __device__ explicit ValueScales(const latency::Params& params) {
-        const float first = factors_of(params, params.sources[0]).values;
-        const float second = params.sources[1].chunks > 0 ? factors_of(params, params.sources[1]).values : first;
-        const bool first_is_larger = fabsf(first) >= fabsf(second);
-        largest = first_is_larger ? first : second;
-        const float ratio = largest == 0 ? 1.0F : (first_is_larger ? second : first) / largest;
-        relative[0] = first_is_larger ? 1.0F : ratio;
-        relative[1] = first_is_larger ? ratio : 1.0F;
+        const float one = factors_of(params, params.sources[0]).values;
+        const float other = params.sources[1].chunks > 0 ? factors_of(params, params.sources[1]).values : one;
+        const bool one_is_larger = fabsf(one) >= fabsf(other);
+        largest = one_is_larger ? one : other;
+        const float ratio = largest == 0 ? 1.0F : (one_is_larger ? other : one) / largest;
+        first = one_is_larger ? 1.0F : ratio;
+        second = one_is_larger ? ratio : 1.0F;
     }
 };
 

@@ -57,13 +57,14 @@ struct WeightFragments {
 template <class T>
 __device__ void start_values(const WidePlace<T>& at, int stage, int half, const WeightFragments<T::parts>& weights,
                              float (&sums)[64], bool first) {
-    const int dim = 256 * at.warpgroup() + 128 * half;
+    const std::uint64_t values =
+        T::KeyTile::values(at.step_tile(stage)) + T::KeyTile::values_from(256 * at.warpgroup() + 128 * half, 0);
     fence_mma();
 #pragma unroll
     for (int part = 0; part < T::parts; ++part)
 #pragma unroll
         for (int step = 0; step < 2; ++step)
-            mma_async_values(sums, weights.parts[part][step], T::KeyTile::values(at.step_tile(stage), dim, 16 * step),
+            mma_async_values(sums, weights.parts[part][step], values + T::KeyTile::values_from(0, 16 * step),
                              !first || part + step > 0);
     commit_mma();
 }

@@ -38,15 +38,19 @@ struct BlockTile {
     static constexpr int block_bytes = kRows * 128;
     static constexpr int alignment_bytes = 1024;
 
-    /// 16 dimensions from `dim` (a multiple of 16) on, of all rows.
-    __device__ static std::uint64_t rows(SharedAddress tile, int dim) {
-        return SwizzledTile<128>::descriptor(tile + dim / 64 * block_bytes + dim % 64 * 2);
+    /// 16 dimensions of all rows: the first ones, and how much further those from `dim` (a multiple of 16) on are.
+    __device__ static std::uint64_t rows(SharedAddress tile) { return SwizzledTile<128>::descriptor(tile); }
+    __device__ static constexpr std::uint64_t rows_from(int dim) {
+        return static_cast<std::uint64_t>((dim / 64 * block_bytes + dim % 64 * 2) / 16);
     }
-    /// Dimensions from `dim` (a multiple of 64) on, of 16 rows from `row` on.
-    __device__ static std::uint64_t values(SharedAddress tile, int dim, int row) {
-        const SharedAddress address = tile + dim / 64 * block_bytes + row * 128;
+    /// 16 rows, all dimensions that the instruction takes: the first ones, and how much further those from `dim` (a
+    /// multiple of 64) and `row` (of 16) on are.
+    __device__ static std::uint64_t values(SharedAddress tile) {
         return (SwizzledTile<128>::mode << 62) | (std::uint64_t{1024 / 16} << 32) |
-               (std::uint64_t{block_bytes / 16} << 16) | (address >> 4);
+               (std::uint64_t{block_bytes / 16} << 16) | (tile >> 4);
+    }
+    __device__ static constexpr std::uint64_t values_from(int dim, int row) {
+        return static_cast<std::uint64_t>((dim / 64 * block_bytes + row * 128) / 16);
     }
     /// Byte of 16-byte piece `piece` (8 dimensions) of a row.
     __device__ static std::uint32_t byte(std::uint32_t row, std::uint32_t piece) {
