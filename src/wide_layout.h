@@ -16,6 +16,10 @@ inline constexpr int threads = 32 * (value_warps + converting_warps + score_warp
 inline constexpr int pieces = 4;          ///< that are announced and not yet begun by all
 inline constexpr int weight_buffers = 2;  ///< P of so many steps
 
+/// Whether codes and P are FP16 in shared memory: where no scale of few dimensions asks for more exponents. Otherwise
+/// all is BF16, and P one such number (p_bf16) or the sum of two (p_f16, and better).
+constexpr bool is_f16(StageForm form) { return stage_layout(form).is_plain() || stage_layout(form).has_groups(); }
+
 /// Barriers, pieces, masks, scales and weights: WideShared of cuda/decode_wide_tile.cuh.
 inline constexpr std::size_t small_shared_bytes = 9 * 1024;
 

@@ -19,8 +19,12 @@ using latency::max_splits;
 constexpr std::array<int, 1> head_tiles = {wide::heads};
 constexpr std::string_view measured_gpu = "NVIDIA H200";  ///< DeviceSpec::name
 
-/// P is one BF16 number, or the sum of two.
-const PFormats formats = {PFormat::f16, PFormat::bf16};
+PFormats formats_of(const Problem& problem) {
+    const StageForm form = form_of(problem);
+    if (wide::is_f16(form)) return {PFormat::f16};
+    if (stage_layout(form).codes == 0) return {PFormat::bf16, PFormat::f16};
+    return {PFormat::f16, PFormat::bf16};
+}
 
 struct Layout {
     int splits = 1;
@@ -37,10 +41,9 @@ int most_stages(const Problem& problem, const DeviceSpec& device) {
 
 /// Microseconds that a layout is expected to take for full rows of so many chunks: fitted to what an H200 took
 /// (docs/performance.md, "decode_wide").
-double expected_us(const Problem& problem, const DeviceSpec& device, const PlanOptions& options, int splits,
-                   std::int64_t chunks) {
+double expected_us(const Problem& problem, const DeviceSpec& device, int splits, std::int64_t chunks) {
     constexpr double ends_us = 6.0, share_us = 0.9, cut_us = 5.0, merge_us = 4.0, merge_of_split_us = 0.2;
-    const double chunk_us = options.p_format.value_or(formats.front()) == PFormat::bf16 ? 2.4 : 2.6;
+    const double chunk_us = wide::is_f16(form_of(problem)) ? 2.4 : 2.6;
     const std::int64_t ctas = balanced_ctas(problem, device, wide::heads, splits);
     const std::int64_t tiles = tiles_of_rows(problem, wide::heads);
     const std::int64_t longest = (chunks + splits - 1) / splits;
@@ -64,7 +67,7 @@ Choice choose_layout(const Problem& problem, const DeviceSpec& device, const Pla
     const auto most_splits = static_cast<int>(std::min<std::int64_t>(chunks, max_splits));
     choice.layout.stages = options.stages.value_or(most_stages(problem, device));
     for (int splits = options.splits.value_or(1); splits <= options.splits.value_or(most_splits); ++splits) {
-        const double us = expected_us(problem, device, options, splits, chunks);
+        const double us = expected_us(problem, device, splits, chunks);
         if (us >= choice.us) continue;
         choice.us = us;
         choice.layout.splits = splits;
@@ -73,7 +76,7 @@ Choice choose_layout(const Problem& problem, const DeviceSpec& device, const Pla
 }
 
 std::optional<std::string> refuse(const Problem& problem, const DeviceSpec& device, const PlanOptions& options) {
-    if (auto reason = refuse_on_gpu(problem, device, options, formats, head_tiles)) return reason;
+    if (auto reason = refuse_on_gpu(problem, device, options, formats_of(problem), head_tiles)) return reason;
     if (auto reason = refuse_range("stages", options.stages, 1, most_stages(problem, device))) return reason;
     if (options.cluster_tiles.value_or(1) != 1)
         return must_be("cluster_tiles", "1: it has no clusters", std::to_string(*options.cluster_tiles));
@@ -90,7 +93,7 @@ KernelPlan plan(const Problem& problem, const DeviceSpec& device, const PlanOpti
     const int ctas = balanced_ctas(problem, device, wide::heads, splits);
     const auto tiles = static_cast<std::size_t>(tiles_of_rows(problem, wide::heads));
     KernelPlan result;
-    result.schedule = gpu_schedule(wide_kernel, problem, options, formats, splits);
+    result.schedule = gpu_schedule(wide_kernel, problem, options, formats_of(problem), splits);
     result.tiling = Tiling{.heads = wide::heads,
                            .stages = choice.layout.stages,
                            .gather = Gather::copies,

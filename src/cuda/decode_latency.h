@@ -70,7 +70,8 @@ struct Params {
     bool narrow_copies;          ///< some source's records are only 8-byte aligned
     bool p_is_e4m3;              ///< P is rounded to E4M3, otherwise to Tile::value_half
     bool out_is_f32;
-    bool out_pairs;  ///< BF16 outputs of which two neighbours may be stored at once
+    bool out_pairs;   ///< BF16 outputs of which two neighbours may be stored at once
+    bool out_octets;  ///< the same of eight
     bool lse_natural;
 
     const std::byte* query;  ///< [rows][heads][d_qk], strides in bytes

@@ -63,15 +63,14 @@ SourceView view_of(const SourceParams& source, const DecodeParams& call) {
             .k_scale_pointer = source.k_scale.pointer};
 }
 
-bool is_even(std::int64_t value) { return value % 2 == 0; }
 
 /// Planar records of odd page sizes may begin between two pieces of 16 bytes.
 bool is_narrow(const CacheView& cache) { return cache.form == RecordForm::planar && cache.stride_bytes() % 16 != 0; }
 
-/// BF16 outputs that lie so that dimensions 2i, 2i + 1 share an aligned word.
-bool has_pairs(const DecodeParams& call) {
-    return call.out_dtype == DType::bf16 && reinterpret_cast<std::uintptr_t>(call.out) % 4 == 0 &&
-           is_even(call.out_row_stride) && is_even(call.out_head_stride);
+/// BF16 outputs that lie so that `n` dimensions from a multiple of n on are aligned together.
+bool has_aligned_outputs(const DecodeParams& call, int n) {
+    return call.out_dtype == DType::bf16 && reinterpret_cast<std::uintptr_t>(call.out) % (2 * n) == 0 &&
+           call.out_row_stride % n == 0 && call.out_head_stride % n == 0;
 }
 
 void set_sources(Params& params, const DecodeParams& call) {
@@ -92,7 +91,8 @@ void set_outputs(Params& params, const DecodeParams& call) {
     params.out_row_stride = call.out_row_stride;
     params.out_head_stride = call.out_head_stride;
     params.out_is_f32 = call.out_dtype == DType::f32;
-    params.out_pairs = has_pairs(call);
+    params.out_pairs = has_aligned_outputs(call, 2);
+    params.out_octets = has_aligned_outputs(call, 8);
     params.lse = call.lse;
     params.lse_row_stride = call.lse_row_stride;
     params.lse_head_stride = call.lse_head_stride;

@@ -1,5 +1,5 @@
-// decode_wide's records: from the cache to shared memory as they are stored, and from there as BF16 to a stage. A warp
-// converts the eight records of a step that it gathered, so that it waits for nobody but its own copies.
+// decode_wide's records: from the cache to shared memory as they are stored, and from there as halves to a stage. A
+// warp converts the eight records of a step that it gathered, so that it waits for nobody but its own copies.
 #pragma once
 
 #include "cuda/decode_latency_records.cuh"
@@ -48,7 +48,7 @@ __device__ void gather_half(const latency::Params& params, const WidePlace<T>& a
     commit_copies();
 }
 
-/// A quarter of a block of 64 dimensions of a record, as BF16.
+/// A quarter of a block of 64 dimensions of a record.
 using Halves = uint4[2];
 
 __device__ inline void scale_halves(std::uint32_t scale, uint4& halves) {
@@ -80,7 +80,8 @@ __device__ void convert_codes(SharedAddress record, int quarter, const Gathered&
         if (scaled) scales[i] = load_shared_16(record + T::record.scales_offset + (4 * block + quarter) * 2);
     }
     std::uint32_t nan = 0;
-    if (packed) {
+    if constexpr (T::half == Half::f16) {
+    } else if (packed) {
 #pragma unroll
         for (int i = 0; i < kBlocks; ++i) {
             const TwoPairs lower = e2m1x8_to_e4m3(codes[i].x), upper = e2m1x8_to_e4m3(codes[i].z);
@@ -106,7 +107,9 @@ __device__ void convert_codes(SharedAddress record, int quarter, const Gathered&
             store_shared(to_upper + (first + i) * T::KeyTile::block_bytes, halves[1]);
         }
     };
-    if (nan == 0)
+    if constexpr (T::half == Half::f16)
+        store(e4m3x4_to_f16);
+    else if (nan == 0)
         store(finite_e4m3x4_to_bf16);
     else
         store(e4m3x4_to_bf16);

@@ -1,12 +1,10 @@
 // The kernel decode_wide: many heads. A CTA on every SM takes chunks as in decode_balanced (decode_balanced_walk.cuh),
 // for 64 heads at a time, and works in steps of half a chunk:
-//   warps that convert   slots -> records as they are stored, two steps ahead -> BF16 in a ring of stages, once for all
-//                        heads
+//   warps that convert   slots -> records as they are stored, two steps ahead -> halves in a ring of stages, once for
+//                        all heads
 //   warps of the scores  queries times keys, softmax; P to
 //   warps of the values  P times values, 256 dimensions a warpgroup; then the sums of a piece: handed over, written, or
 //                        sent as a partial output; at last the merges
-// P is the sum of T::parts BF16 numbers, values are BF16: of any size, so that scales of 128 dimensions are multiplied
-// into P and no sum is relative to anything but its maximum.
 #pragma once
 
 #include "cuda/decode_wide_convert.cuh"
@@ -32,6 +30,7 @@ __device__ void set_up_barriers(const WidePlace<T>& at) {
         init_mbarrier(at.piece_full(i), arrivals_of_warp);
         init_mbarrier(at.piece_empty(i), arrivals_of_warp * (score_warps + value_warps));
     }
+    init_mbarrier(at.first_query(), arrivals_of_warp * (score_warps + value_warps));
     init_mbarrier(at.end_full(), arrivals_of_warp * score_warps);
     init_mbarrier(at.end_empty(), arrivals_of_warp * value_warps);
     fence_mbarrier_init();

@@ -11,12 +11,14 @@ namespace sparsemla::detail {
 
 namespace {
 
-bool has_one_part(const Plan& plan) { return plan.schedule.p_format == PFormat::bf16; }
+bool has_one_part(const Plan& plan) {
+    return wide::is_f16(stage_form(plan.problem.sources[0].record)) || plan.schedule.p_format == PFormat::bf16;
+}
 
 }  // namespace
 
 void prepare_wide(const Plan& plan, Memory state, Stream stream) {
-    const auto prepare_kernel = has_one_part(plan) ? wide::prepare_kernel_of_bf16 : wide::prepare_kernel_of_two;
+    const auto prepare_kernel = has_one_part(plan) ? wide::prepare_kernel_of_one : wide::prepare_kernel_of_two;
     prepare_shared_out(plan, state, stream, launch_wide, [&] {
         // All that the device has: another plan of the same kernel may need more than this one.
         prepare_kernel(stage_form(plan.problem.sources[0].record),
@@ -28,7 +30,7 @@ void launch_wide(const DecodeParams& call, Stream stream) {
     const Plan& plan = *call.plan;
     const CurrentDevice current(plan.device.device.index);
     const BalancedShape shape = balanced_shape(plan);
-    const auto launch_kernel = has_one_part(plan) ? wide::launch_kernel_of_bf16 : wide::launch_kernel_of_two;
+    const auto launch_kernel = has_one_part(plan) ? wide::launch_kernel_of_one : wide::launch_kernel_of_two;
     launch_kernel(stage_form(plan.problem.sources[0].record),
                   {.grid = dim3(static_cast<unsigned>(shape.ctas)),
                    .threads = static_cast<unsigned>(wide::threads),

@@ -3,96 +3,58 @@
 #pragma once
 
 #include "cuda/decode_latency_statistics.cuh"
-#include "cuda/decode_wide_tile.cuh"
+#include "cuda/decode_wide_query.cuh"
 #include "cuda/device/handover.cuh"
 
 namespace sparsemla::detail::wide {
-
-inline constexpr int score_threads = 32 * score_warps;
-
-__device__ inline void sync_scores() { sync_threads(2, score_threads); }
-
-/// The piece's heads as BF16, by all warps of the scores; zeros past the row's heads.
-template <class T>
-__device__ void load_query(const latency::Params& params, const WidePlace<T>& at) {
-    const std::byte* row = params.query + at.row * params.query_row_stride_bytes;
-    const int thread = 32 * at.score_warp() + at.lane, heads_left = params.heads - at.first_head;
-    const auto head_pointer = [&](int head) {
-        return row + (at.first_head + min(head, heads_left - 1)) * params.query_head_stride_bytes;
-    };
-    const SharedAddress to = at.query_tile();
-    if (params.query_is_e4m3) {
-        constexpr int pieces = T::d_qk / 16, rounds = wide::heads * pieces / score_threads;  // of 16 codes
-        static_assert(rounds % 2 == 0);
-#pragma unroll 1
-        for (int round = 0; round < rounds; round += 2) {
-            uint4 codes[2];
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                const int number = (round + i) * score_threads + thread, head = number / pieces;
-                codes[i] = load_global_if(
-                    head < heads_left, reinterpret_cast<const uint4*>(head_pointer(head)) + (number - head * pieces));
-            }
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                const int number = (round + i) * score_threads + thread, head = number / pieces;
-                const int piece = 2 * (number - head * pieces);
-                const TwoPairs x = e4m3x4_to_bf16(codes[i].x), y = e4m3x4_to_bf16(codes[i].y);
-                const TwoPairs z = e4m3x4_to_bf16(codes[i].z), w = e4m3x4_to_bf16(codes[i].w);
-                store_shared(to + T::QueryTile::byte(head, piece), uint4{x.low, x.high, y.low, y.high});
-                store_shared(to + T::QueryTile::byte(head, piece + 1), uint4{z.low, z.high, w.low, w.high});
-            }
-        }
-    } else {
-        constexpr int pieces = T::d_qk / 8, rounds = wide::heads * pieces / score_threads;
-#pragma unroll 4
-        for (int round = 0; round < rounds; ++round) {
-            const int number = round * score_threads + thread, head = number / pieces, piece = number - head * pieces;
-            copy_16_async(to + T::QueryTile::byte(head, piece), head_pointer(head) + piece * 16, head >= heads_left);
-        }
-        wait_for_copies();
-    }
-    fence_async_proxy();
-    sync_scores();
-}
 
 /// Heads times keys of a step.
 using Scores = float[16];
 
 /// Starts the products of dimensions [begin, end).
-template <class T>
-__device__ void start_products(const WidePlace<T>& at, int stage, Scores& sums, int begin, int end, bool first) {
+template <class T, Half kHalf>
+__device__ void start_products(const WidePlace<T>& at, int stage, Scores& sums, int begin, int end) {
     const std::uint64_t keys = T::KeyTile::rows(at.step_tile(stage)), query = T::QueryTile::rows(at.query_tile());
+    fence_mma();
 #pragma unroll
     for (int dim = begin; dim < end; dim += 16)
-        mma_async_shared(sums, query + T::QueryTile::rows_from(dim), keys + T::KeyTile::rows_from(dim),
-                         !first || dim > begin);
+        mma_async_shared<kHalf>(sums, query + T::QueryTile::rows_from(dim), keys + T::KeyTile::rows_from(dim),
+                                dim > begin);
     commit_mma();
 }
+
+/// Of this thread's keys in a step, the scales of a group.
+struct KeyScales {
+    float2 scales[4];
+
+    template <class T>
+    __device__ KeyScales(const WidePlace<T>& at, int stage, int group) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) scales[j] = load_shared<float2>(at.scale(stage, group, 8 * j + 2 * (at.lane % 4)));
+    }
+};
 
 /// Dot products of a step, with the scales of groups.
 template <class T>
 __device__ void compute_dot_products(const WidePlace<T>& at, int stage, Scores& sums) {
     if constexpr (!T::record.has_groups()) {
-        fence_mma();
-        start_products(at, stage, sums, 0, T::d_qk, true);
+        start_products<T, T::half>(at, stage, sums, 0, T::d_qk);
         wait_for_mma<0>();
         pin(sums);
     } else {
         Scores of_group[2];
-        fence_mma();
         if constexpr (T::record.wide() > 0) {
-            start_products(at, stage, sums, T::record.codes, T::d_qk, true);
+            start_products<T, Half::bf16>(at, stage, sums, T::record.codes, T::d_qk);
         } else {
 #pragma unroll
             for (float& sum : sums) sum = 0;
         }
-        start_products(at, stage, of_group[0], 0, 128, true);
+        start_products<T, T::half>(at, stage, of_group[0], 0, 128);
 #pragma unroll
         for (int group = 0; group < 4; ++group) {
+            const KeyScales keys(at, stage, group);
             if (group < 3) {
-                fence_mma();
-                start_products(at, stage, of_group[(group + 1) % 2], 128 * (group + 1), 128 * (group + 2), true);
+                start_products<T, T::half>(at, stage, of_group[(group + 1) % 2], 128 * (group + 1), 128 * (group + 2));
                 wait_for_mma<1>();
             } else {
                 wait_for_mma<0>();
@@ -100,20 +62,48 @@ __device__ void compute_dot_products(const WidePlace<T>& at, int stage, Scores& 
             if (group == 0) pin(sums);
             pin(of_group[group % 2]);
 #pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                const float2 scale = load_shared<float2>(at.scale(stage, group, 8 * j + 2 * (at.lane % 4)));
-#pragma unroll
-                for (int i = 0; i < 4; ++i)
-                    sums[4 * j + i] += of_group[group % 2][4 * j + i] * (i % 2 == 0 ? scale.x : scale.y);
-            }
+            for (int i = 0; i < 16; ++i)
+                sums[i] += of_group[group % 2][i] * (i % 2 == 0 ? keys.scales[i / 4].x : keys.scales[i / 4].y);
         }
     }
 }
 
+/// Where the step's records change from source 0 to source 1, older sums change their k_scale.
+struct SumsOfSource {
+    bool second;
+    float p_scale;  ///< 0: values of source 1 count as nothing (SourceChange)
+    float score_factor;
+
+    /// Before a piece's first step: of the source of the step before it, if there is one.
+    template <class T>
+    __device__ SumsOfSource(const Params& params, const WidePlace<T>& at, const Columns& columns, const Piece& piece) {
+        second = columns.is_second(number_of(params, columns, piece.split, max(piece.begin - 1, 0)));
+        const Factors factors = factors_of(params.call, params.call.sources[second ? 1 : 0]);
+        score_factor = factors.score;
+        p_scale = params.call.p_scale;
+        if (T::record.is_plain() && second && piece.split < columns.first_end &&
+            change_of_source(factors_of(params.call, params.call.sources[0]).values, factors.values).second_vanishes)
+            p_scale = 0;
+    }
+
+    /// Before a step; returns what older sums are worth.
+    template <class T>
+    __device__ float enter(const latency::Params& params, bool step_is_second) {
+        if (step_is_second == second) return 1;
+        second = true;
+        const Factors factors = factors_of(params, params.sources[1]);
+        score_factor = factors.score;
+        if constexpr (!T::record.is_plain()) return 1;
+        const SourceChange change = change_of_source(factors_of(params, params.sources[0]).values, factors.values);
+        if (change.second_vanishes) p_scale = 0;
+        return change.older;
+    }
+};
+
 /// Softmax of a step: dot products to P times p_scale, and what older sums are worth, to the warps of the values.
 template <class T>
-__device__ void weigh_step(const WidePlace<T>& at, int stage, Scores& scores, float score_factor, float p_scale,
-                           Running (&running)[2], Turn& buffer) {
+__device__ void weigh_step(const WidePlace<T>& at, int stage, Scores& scores, const float (&score_factors)[2],
+                           float p_scale, float older, Running (&running)[2], Turn& buffer) {
     float largest[2] = {-INFINITY, -INFINITY};
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
@@ -121,7 +111,7 @@ __device__ void weigh_step(const WidePlace<T>& at, int stage, Scores& scores, fl
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             float& score = scores[4 * j + i];
-            score = (present & (i % 2 == 0 ? 0xFFU : 0xFF00U)) != 0 ? score * score_factor : -INFINITY;
+            score = (present & (i % 2 == 0 ? 0xFFU : 0xFF00U)) != 0 ? score * score_factors[i / 2] : -INFINITY;
             largest[i / 2] = fmaxf(largest[i / 2], score);
         }
     }
@@ -150,10 +140,24 @@ __device__ void weigh_step(const WidePlace<T>& at, int stage, Scores& scores, fl
     for (int j = 0; j < 4; ++j)
         store_shared(at.weights_of_thread(buffer.number, j, thread), scores[4 * j], scores[4 * j + 1],
                      scores[4 * j + 2], scores[4 * j + 3]);
-    store_shared(at.keep_of_thread(buffer.number, thread), keep[0], keep[1]);
+    store_shared(at.keep_of_thread(buffer.number, thread), keep[0] * older, keep[1] * older);
     __syncwarp();
     arrive_as_warp(at.weights_full(buffer.number), at.lane);
     buffer.advance(weight_buffers);
+}
+
+/// What a split's sums are to be multiplied by: they lack a k_scale, and are times p_scale; of groups neither, as their
+/// anchors are gone too (GroupAnchors::finish).
+template <class T>
+__device__ float value_factor(const latency::Params& params, const Columns& columns, int split) {
+    if (T::record.has_groups()) return 1;
+    float k_scale = factors_of(params, params.sources[0]).values;
+    if (columns.first_of_second(params, split) < columns.second_end) {
+        const float second = factors_of(params, params.sources[1]).values;
+        const bool only_second = split >= columns.first_end;
+        if (only_second || !change_of_source(k_scale, second).second_vanishes) k_scale = second;
+    }
+    return k_scale * params.inverse_p_scale;
 }
 
 /// Where running maxima and sums of a CTA are handed over: behind the outputs (Handover).
@@ -165,7 +169,7 @@ __device__ inline float4* handed_running(const Params& params, int cta, int thre
 /// What becomes of the running sums at a piece's end: handed over, the split's statistics, or weight and lse.
 template <class T>
 __device__ void end_scores(const Params& params, const WidePlace<T>& at, const Columns& columns, const Piece& piece,
-                           const Running (&running)[2], const ValueScales& scales, Turn& end) {
+                           const Running (&running)[2], Turn& end) {
     wait_mbarrier(at.end_empty(), end.parity ^ 1);
     if (!piece.ends_split()) {
         *handed_running(params, static_cast<int>(blockIdx.x), 32 * at.score_warp() + at.lane) = {
@@ -184,7 +188,7 @@ __device__ void end_scores(const Params& params, const WidePlace<T>& at, const C
                     running[i].max, sum};
             } else {
                 const float sink = sink_of(params.call, at.first_head + head);
-                store_shared(at.weight(piece.split, head), scales.largest * params.call.inverse_p_scale *
+                store_shared(at.weight(piece.split, head), value_factor<T>(params.call, columns, piece.split) *
                                                                output_factor(params.call, sink, running[i].max, sum));
                 if (at.first_head + head < params.call.heads)
                     write_lse(params.call, at.row, at.first_head + head, running[i].max, sum);
@@ -205,15 +209,14 @@ __device__ inline void leave_flag(std::uint32_t* flag, bool first_thread) {
 /// What the warps of the scores do.
 template <class T>
 __device__ void score(const Params& params, WidePlace<T>& at, const WideShared& shared) {
-    const ValueScales scales(params.call);
-    const float first_factor = factors_of(params.call, params.call.sources[0]).score;
-    const float second_factor = factors_of(params.call, params.call.sources[1]).score;
     Turn stage, buffer, pieces, end;
+    bool is_first = true;
     for (int left = shared.share.chunks; left > 0;) {
         const Piece piece = take_piece(at, shared, pieces);
         left -= piece.end - piece.begin;
         const Columns columns = enter<T>(params, at, piece);
-        load_query(params.call, at);
+        load_query(params.call, at, is_first);
+        is_first = false;
         Running running[2];
         if (piece.goes_on()) {
             const int thread = 32 * at.score_warp() + at.lane;
@@ -225,18 +228,25 @@ __device__ void score(const Params& params, WidePlace<T>& at, const WideShared& 
             sync_scores();  // all have seen the flag
             leave_flag(flag, thread == 0);
         }
+        const int head = 16 * at.score_warp() + at.lane / 4;
+        float query_scales[2] = {1, 1};
+        if constexpr (T::half == Half::f16) {
+            query_scales[0] = load_shared<float>(at.query_scale(head));
+            query_scales[1] = load_shared<float>(at.query_scale(head + 8));
+        }
+        SumsOfSource sums(params, at, columns, piece);
         StepOfPiece step(params, columns, piece);
         do {
-            const bool second = columns.is_second(step.number);
+            const float older = sums.enter<T>(params.call, columns.is_second(step.number));
+            const float factors[2] = {sums.score_factor * query_scales[0], sums.score_factor * query_scales[1]};
             wait_mbarrier(at.full(stage.number), stage.parity);
             __syncwarp();
             Scores products;
             compute_dot_products(at, stage.number, products);
-            weigh_step(at, stage.number, products, second ? second_factor : first_factor,
-                       params.call.p_scale * (second ? scales.second : scales.first), running, buffer);
+            weigh_step(at, stage.number, products, factors, sums.p_scale, older, running, buffer);
             stage.advance(at.stages_of_keys);
         } while (step.advance(params, columns, piece));
-        end_scores(params, at, columns, piece, running, scales, end);
+        end_scores(params, at, columns, piece, running, end);
         sync_scores();  // nobody reads the query any more
     }
 }

@@ -17,8 +17,9 @@ struct WideShared {
     std::uint64_t weights_empty[weight_buffers];
     std::uint64_t piece_full[wide::pieces];
     std::uint64_t piece_empty[wide::pieces];
-    std::uint64_t end_full;   ///< of a piece: what the warps of the scores do at its end is done
-    std::uint64_t end_empty;  ///< what it left in `weight` is read
+    std::uint64_t first_query;  ///< is there, as halves
+    std::uint64_t end_full;     ///< of a piece: what the warps of the scores do at its end is done
+    std::uint64_t end_empty;    ///< what it left in `weight` is read
     Piece pieces[wide::pieces];
     int sums[wide::threads / 32], largest[wide::threads / 32];  ///< of each warp, while the CTA's chunks are found
     Share share;
@@ -26,10 +27,12 @@ struct WideShared {
     float scales[max_stages][4][step_keys];         ///< of groups, [group][key]
     float2 keep[weight_buffers][32 * score_warps];  ///< what older sums are worth, of a thread's two heads
     float weight[max_splits][wide::heads];          ///< of each split's sums in the output
+    float query_scale[wide::heads];                 ///< what scores are to be multiplied by
 };
 static_assert(sizeof(WideShared) <= small_shared_bytes);
 
-/// kParts: BF16 numbers that P is the sum of.
+/// Codes without scales, or with those of groups, are FP16 in shared memory, and so is P. Otherwise all is BF16, and P
+/// the sum of kParts such numbers.
 template <StageForm kForm, int kParts>
 struct WideTile {
     static constexpr int heads = wide::heads;
@@ -40,13 +43,16 @@ struct WideTile {
     static constexpr StageLayout record = stage_layout(kForm);
     static constexpr int d_qk = record.d_qk;
     static constexpr int blocks = d_qk / 64;
+    static constexpr Half half = is_f16(kForm) ? Half::f16 : Half::bf16;
     static constexpr int parts = kParts;
+    static_assert(half == Half::bf16 || parts == 1);
     static constexpr int pitch = record.pitch;              ///< of records as they are stored
     static constexpr int stage_bytes = chunk_keys * pitch;  ///< the same
     static constexpr int step_bytes = static_cast<int>(wide::step_bytes(kForm));
     static constexpr SharedLayout layout = shared_layout(kForm, 1);  ///< what does not depend on the stages
     /// Such that nothing is spilled.
-    static constexpr int value_registers = 176, score_registers = record.has_groups() ? 88 : 80;
+    static constexpr int value_registers = 176;
+    static constexpr int score_registers = record.has_groups() ? 96 : 80;
     static constexpr int converter_registers = 512 - 2 * value_registers - score_registers;
     using Small = WideShared;
     using KeyTile = BlockTile<step_keys>;
@@ -72,6 +78,7 @@ struct WidePlace : Place<T> {
     __device__ SharedAddress weights_empty(int i) const { return small(offsetof(WideShared, weights_empty)) + i * 8; }
     __device__ SharedAddress piece_full(int i) const { return small(offsetof(WideShared, piece_full)) + i * 8; }
     __device__ SharedAddress piece_empty(int i) const { return small(offsetof(WideShared, piece_empty)) + i * 8; }
+    __device__ SharedAddress first_query() const { return small(offsetof(WideShared, first_query)); }
     __device__ SharedAddress end_full() const { return small(offsetof(WideShared, end_full)); }
     __device__ SharedAddress end_empty() const { return small(offsetof(WideShared, end_empty)); }
     __device__ SharedAddress present_of_step(int stage) const {
@@ -87,6 +94,7 @@ struct WidePlace : Place<T> {
     __device__ SharedAddress weights_of_thread(int buffer, int quad, int thread) const {
         return weight_buffers_begin + ((buffer * 4 + quad) * 32 * score_warps + thread) * 16;
     }
+    __device__ SharedAddress query_scale(int head) const { return small(offsetof(WideShared, query_scale)) + head * 4; }
     __device__ SharedAddress query_tile() const { return this->base + static_cast<SharedAddress>(T::layout.query); }
     __device__ SharedAddress step_tile(int stage) const { return keys + stage * T::step_bytes; }
 };
@@ -113,21 +121,6 @@ struct StepOfPiece {
         if (++chunk == piece.end) return false;
         number = number_of(params, columns, piece.split, chunk);
         return true;
-    }
-};
-
-/// k_scale of each source relative to the larger one, which is applied to complete sums: P times it is of any size.
-struct ValueScales {
-    float first, second, largest;
-
-    __device__ explicit ValueScales(const latency::Params& params) {
-        const float one = factors_of(params, params.sources[0]).values;
-        const float other = params.sources[1].chunks > 0 ? factors_of(params, params.sources[1]).values : one;
-        const bool one_is_larger = fabsf(one) >= fabsf(other);
-        largest = one_is_larger ? one : other;
-        const float ratio = largest == 0 ? 1.0F : (one_is_larger ? other : one) / largest;
-        first = one_is_larger ? 1.0F : ratio;
-        second = one_is_larger ? ratio : 1.0F;
     }
 };
 

@@ -6,18 +6,21 @@
 
 namespace sparsemla::detail::wide {
 
-/// Calls visit(kernel) with the instantiation for this form.
+/// Calls visit(kernel) with the instantiation for this form, if there is one.
 template <int kParts, class Visit>
 void with_kernel(StageForm form, const Visit& visit) {
+    const auto with_form = [&]<StageForm kForm>() {
+        if constexpr (kParts == 1 || !is_f16(kForm)) visit(decode<WideTile<kForm, kParts>>);
+    };
     switch (form) {
-        case StageForm::codes_576: return visit(decode<WideTile<StageForm::codes_576, kParts>>);
-        case StageForm::codes_512: return visit(decode<WideTile<StageForm::codes_512, kParts>>);
-        case StageForm::groups_576: return visit(decode<WideTile<StageForm::groups_576, kParts>>);
-        case StageForm::groups_512: return visit(decode<WideTile<StageForm::groups_512, kParts>>);
-        case StageForm::blocks_rope: return visit(decode<WideTile<StageForm::blocks_rope, kParts>>);
-        case StageForm::blocks_512: return visit(decode<WideTile<StageForm::blocks_512, kParts>>);
-        case StageForm::blocks_576: return visit(decode<WideTile<StageForm::blocks_576, kParts>>);
-        case StageForm::wide_576: return visit(decode<WideTile<StageForm::wide_576, kParts>>);
+        case StageForm::codes_576: return with_form.template operator()<StageForm::codes_576>();
+        case StageForm::codes_512: return with_form.template operator()<StageForm::codes_512>();
+        case StageForm::groups_576: return with_form.template operator()<StageForm::groups_576>();
+        case StageForm::groups_512: return with_form.template operator()<StageForm::groups_512>();
+        case StageForm::blocks_rope: return with_form.template operator()<StageForm::blocks_rope>();
+        case StageForm::blocks_512: return with_form.template operator()<StageForm::blocks_512>();
+        case StageForm::blocks_576: return with_form.template operator()<StageForm::blocks_576>();
+        case StageForm::wide_576: return with_form.template operator()<StageForm::wide_576>();
     }
 }
 

@@ -36,8 +36,9 @@ __global__ void scores_kernel(const uint4* q, const uint4* k, float* d) {
     device::fence_mma();
 #pragma unroll
     for (int dim = 0; dim < dims; dim += 16)
-        device::mma_async_shared(sums, BlockTile<heads>::rows(query) + BlockTile<heads>::rows_from(dim),
-                                 BlockTile<keys>::rows(cache) + BlockTile<keys>::rows_from(dim), dim > 0);
+        device::mma_async_shared<device::Half::bf16>(
+            sums, BlockTile<heads>::rows(query) + BlockTile<heads>::rows_from(dim),
+            BlockTile<keys>::rows(cache) + BlockTile<keys>::rows_from(dim), dim > 0);
     device::commit_mma();
     device::wait_for_mma<0>();
     device::pin(sums);
@@ -70,9 +71,9 @@ __global__ void values_kernel(const std::uint32_t* p, const uint4* v, float* d, 
     device::fence_mma();
 #pragma unroll
     for (int step = 0; step < keys / 16; ++step)
-        device::mma_async_values(sums, weights[step],
-                                 BlockTile<keys>::values(cache) + BlockTile<keys>::values_from(dim, 16 * step),
-                                 accumulate || step > 0);
+        device::mma_async_values<device::Half::bf16>(
+            sums, weights[step], BlockTile<keys>::values(cache) + BlockTile<keys>::values_from(dim, 16 * step),
+            accumulate || step > 0);
     device::commit_mma();
     device::wait_for_mma<0>();
     device::pin(sums);

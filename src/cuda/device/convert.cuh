@@ -93,6 +93,13 @@ __device__ inline TwoPairs e2m1x8_to_e4m3(std::uint32_t codes) {
     return {four(codes), four(codes >> 16)};
 }
 
+// The larger of each pair's magnitudes; of a NaN the other one.
+__device__ inline std::uint32_t largest_bf16x2(std::uint32_t a, std::uint32_t b) {
+    std::uint32_t larger;
+    asm("max.bf16x2 %0, %1, %2;" : "=r"(larger) : "r"(a & 0x7FFF7FFF), "r"(b & 0x7FFF7FFF));
+    return larger;
+}
+
 // Products of two pairs, nearest even.
 __device__ inline std::uint32_t multiply_f16x2(std::uint32_t a, std::uint32_t b) {
     std::uint32_t product;

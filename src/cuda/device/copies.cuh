@@ -132,6 +132,27 @@ __device__ inline void store_global_if(bool condition, void* to, std::uint32_t v
         : "memory");
 }
 
+__device__ inline void store_global_if(bool condition, void* to, const uint4& value) {
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "setp.ne.b32 p, %5, 0;\n"
+        "@p st.global.v4.b32 [%0], {%1, %2, %3, %4};\n"
+        "}" ::"l"(to),
+        "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w), "r"(static_cast<std::uint32_t>(condition))
+        : "memory");
+}
+__device__ inline void store_global_if(bool condition, void* to, const uint2& value) {
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "setp.ne.b32 p, %3, 0;\n"
+        "@p st.global.v2.b32 [%0], {%1, %2};\n"
+        "}" ::"l"(to),
+        "r"(value.x), "r"(value.y), "r"(static_cast<std::uint32_t>(condition))
+        : "memory");
+}
+
 // 2, 4, 8 and 16 bytes of this CTA's shared memory.
 template <class Value>
 __device__ Value load_shared(SharedAddress from);
