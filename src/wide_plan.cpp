@@ -39,20 +39,35 @@ int most_stages(const Problem& problem, const DeviceSpec& device) {
     return stages;
 }
 
+/// Of a CTA for a chunk.
+double chunk_us(const Problem& problem) {
+    switch (form_of(problem)) {
+        case StageForm::codes_576:
+        case StageForm::codes_512: return 2.75;
+        case StageForm::groups_576:
+        case StageForm::groups_512: return 3.4;
+        case StageForm::blocks_rope:
+        case StageForm::blocks_512:
+        case StageForm::blocks_576:
+        case StageForm::wide_576: return 5.0;
+    }
+    return 0;
+}
+
 /// Microseconds that a layout is expected to take for full rows of so many chunks: fitted to what an H200 took
 /// (docs/performance.md, "decode_wide").
 double expected_us(const Problem& problem, const DeviceSpec& device, int splits, std::int64_t chunks) {
-    constexpr double ends_us = 6.0, share_us = 0.9, cut_us = 5.0, merge_us = 4.0, merge_of_split_us = 0.2;
-    const double chunk_us = wide::is_f16(form_of(problem)) ? 2.4 : 2.6;
+    constexpr double ends_us = 8.5, share_us = 0.9, cut_us = 8.0;  // to find the CTA's chunks; to hand sums over
+    constexpr double merge_us = 3.0, busy_merge_us = 4.0;          // more, times the share of SMs that have a CTA
     const std::int64_t ctas = balanced_ctas(problem, device, wide::heads, splits);
     const std::int64_t tiles = tiles_of_rows(problem, wide::heads);
     const std::int64_t longest = (chunks + splits - 1) / splits;
     const bool one_each = tiles * splits == ctas;
     const std::int64_t of_cta = one_each ? longest : std::max((tiles * chunks + ctas - 1) / ctas, longest);
-    double us = ends_us + static_cast<double>(of_cta) * chunk_us;
+    const double busy = static_cast<double>(ctas) / std::max(device.sms, 1);
+    double us = ends_us + static_cast<double>(of_cta) * chunk_us(problem);
     if (!one_each) us += share_us + (of_cta % longest == 0 ? 0 : cut_us);
-    if (splits > 1)
-        us += (merge_us + merge_of_split_us * splits) * static_cast<double>((tiles * splits + ctas - 1) / ctas);
+    if (splits > 1) us += (merge_us + busy * busy_merge_us) * static_cast<double>((tiles * splits + ctas - 1) / ctas);
     return us;
 }
 
@@ -114,7 +129,7 @@ void prepare(const Plan& plan, Memory state, Stream stream) { prepare_wide(plan,
 const Kernel wide_kernel = {.name = "decode_wide",
                             .device = Device::Kind::cuda,
                             .summary = "one launch for many heads, 64 at a time over the same records",
-                            .on_request_only = true,
+                            .on_request_only = false,
                             .refuse = refuse,
                             .plan = plan,
                             .prepare = prepare,

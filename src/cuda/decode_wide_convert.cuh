@@ -2,6 +2,8 @@
 // warp converts the eight records of a step that it gathered, so that it waits for nobody but its own copies.
 #pragma once
 
+#include <utility>
+
 #include "cuda/decode_latency_records.cuh"
 #include "cuda/decode_wide_tile.cuh"
 
@@ -25,16 +27,28 @@ struct Gathered {
     uint2 scales;  ///< of blocks: a quarter, as stored
 };
 
+/// 16-byte pieces of a record by its four lanes in turn: `from` and `to` of this lane's first one. Offsets are known
+/// then, and no lane asks another one for an address.
+template <int kPieces>
+__device__ void copy_quarter(SharedAddress to, const std::byte* from, int quarter, bool absent) {
+    [&]<int... kRounds>(std::integer_sequence<int, kRounds...>) {
+        (copy_16_async_at<64 * kRounds>(to, from, absent), ...);
+    }
+    (std::make_integer_sequence<int, kPieces / 4>());
+    if (kPieces % 4 != 0 && quarter < kPieces % 4) copy_16_async_at<kPieces / 4 * 64>(to, from, absent);
+}
+
 /// Starts the copies of this warp's part of half a chunk; they are a group. `slot`: of this lane's record.
 template <class T>
 __device__ void gather_half(const latency::Params& params, const WidePlace<T>& at, const Columns& columns, int slot,
                             const StepOfPiece& step, int room, Gathered& gathered) {
-    const int number = step.number, column = step.half * step_keys + row_of_lane(at);
-    const SharedAddress to = at.record(0, room * step_keys + row_of_lane(at) - at.lane / 4);
+    const int number = step.number, column = step.half * step_keys + row_of_lane(at), quarter = at.lane % 4;
+    const SharedAddress to = at.record(0, room * step_keys + row_of_lane(at)) + quarter * 16;
+    constexpr RecordLayout stored = stored_layout(T::form);
     if constexpr (T::record.is_plain()) {
         const Found found = find_record<T>(params, columns, slot, number, column);
         gathered.present = found.present;
-        copy_records(at, found, to);
+        copy_quarter<T::d_qk / 16>(to, found.record + quarter * 16, quarter, !found.present);
     } else {
         const SourceView& source = params.sources[columns.is_second(number) ? 1 : 0];
         const RecordParts parts = find_parts<T>(params, columns, slot, number, column);
@@ -42,8 +56,13 @@ __device__ void gather_half(const latency::Params& params, const WidePlace<T>& a
         gathered.packed = T::form == StageForm::blocks_576 ||
                           (T::form == StageForm::blocks_512 && source.record == Record::nvfp4_v41);
         gathered.second = columns.is_second(number);
-        if constexpr (T::record.has_blocks()) gathered.scales = load_scales<T>(source, parts, at.lane % 4);
-        copy_records_of_form(params, at, source, parts, to);
+        if constexpr (T::record.has_groups()) {
+            copy_quarter<stored.record_bytes / 16>(to, parts.data + quarter * 16, quarter, !parts.present);
+        } else {
+            if constexpr (T::record.has_blocks()) gathered.scales = load_scales<T>(source, parts, quarter);
+            copy_records_of_form(params, at, source, parts,
+                                 at.record(0, room * step_keys + row_of_lane(at) - at.lane / 4));
+        }
     }
     commit_copies();
 }

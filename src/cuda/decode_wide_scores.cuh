@@ -102,16 +102,16 @@ struct SumsOfSource {
 
 /// Softmax of a step: dot products to P times p_scale, and what older sums are worth, to the warps of the values.
 template <class T>
-__device__ void weigh_step(const WidePlace<T>& at, int stage, Scores& scores, const float (&score_factors)[2],
-                           float p_scale, float older, Running (&running)[2], Turn& buffer) {
+__device__ void weigh_step(const WidePlace<T>& at, int stage, const std::uint32_t (&present)[4], Scores& scores,
+                           const float (&score_factors)[2], float p_scale, float older, Running (&running)[2],
+                           Turn& buffer) {
     float largest[2] = {-INFINITY, -INFINITY};
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-        const std::uint32_t present = load_shared_16(at.present_of_step(stage) + 8 * j + 2 * (at.lane % 4));
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             float& score = scores[4 * j + i];
-            score = (present & (i % 2 == 0 ? 0xFFU : 0xFF00U)) != 0 ? score * score_factors[i / 2] : -INFINITY;
+            score = (present[j] & (i % 2 == 0 ? 0xFFU : 0xFF00U)) != 0 ? score * score_factors[i / 2] : -INFINITY;
             largest[i / 2] = fmaxf(largest[i / 2], score);
         }
     }
@@ -241,9 +241,13 @@ __device__ void score(const Params& params, WidePlace<T>& at, const WideShared& 
             const float factors[2] = {sums.score_factor * query_scales[0], sums.score_factor * query_scales[1]};
             wait_mbarrier(at.full(stage.number), stage.parity);
             __syncwarp();
+            std::uint32_t present[4];  // two keys each
+#pragma unroll
+            for (int j = 0; j < 4; ++j)
+                present[j] = load_shared_16(at.present_of_step(stage.number) + 8 * j + 2 * (at.lane % 4));
             Scores products;
             compute_dot_products(at, stage.number, products);
-            weigh_step(at, stage.number, products, factors, sums.p_scale, older, running, buffer);
+            weigh_step(at, stage.number, present, products, factors, sums.p_scale, older, running, buffer);
             stage.advance(at.stages_of_keys);
         } while (step.advance(params, columns, piece));
         end_scores(params, at, columns, piece, running, end);

@@ -51,7 +51,7 @@ struct WideTile {
     static constexpr int step_bytes = static_cast<int>(wide::step_bytes(kForm));
     static constexpr SharedLayout layout = shared_layout(kForm, 1);  ///< what does not depend on the stages
     /// Such that nothing is spilled.
-    static constexpr int value_registers = 176;
+    static constexpr int value_registers = record.has_groups() ? 176 : 184;
     static constexpr int score_registers = record.has_groups() ? 96 : 80;
     static constexpr int converter_registers = 512 - 2 * value_registers - score_registers;
     using Small = WideShared;

@@ -36,30 +36,31 @@ template <Half kHalf, int kParts>
 struct WeightFragments {
     FragmentA parts[kParts][2];
 
-    /// Where codes have scales of groups, times those of the group, times `factor`: of half `half` of the warpgroup's
-    /// dimensions.
-    template <class T>
-    __device__ WeightFragments(const WidePlace<T>& at, int buffer, int stage, int half, float factor) {
-        const int thread = static_cast<int>(threadIdx.x) % score_threads;
+    /// `scales`: of keys 8j + 2t and 8j + 2t + 1 of the step.
+    __device__ WeightFragments(const float4 (&p)[4], const KeyScales& keys) {
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-            float4 p = load_shared<float4>(at.weights_of_thread(buffer, j, thread));
-            if constexpr (T::record.has_groups()) {
-                float2 scale =
-                    load_shared<float2>(at.scale(stage, 2 * at.warpgroup() + half, 8 * j + 2 * (at.lane % 4)));
-                scale = {scale.x * factor, scale.y * factor};
-                p = {p.x * scale.x, p.y * scale.y, p.z * scale.x, p.w * scale.y};
-            }
-            set(j / 2, j % 2 * 2, p.x, p.y);
-            set(j / 2, j % 2 * 2 + 1, p.z, p.w);
+            set(j / 2, j % 2 * 2, p[j].x * keys.scales[j].x, p[j].y * keys.scales[j].y);
+            set(j / 2, j % 2 * 2 + 1, p[j].z * keys.scales[j].x, p[j].w * keys.scales[j].y);
         }
+        pin_all();
+    }
+    __device__ explicit WeightFragments(const float4 (&p)[4]) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            set(j / 2, j % 2 * 2, p[j].x, p[j].y);
+            set(j / 2, j % 2 * 2 + 1, p[j].z, p[j].w);
+        }
+        pin_all();
+    }
+
+   private:
+    __device__ void pin_all() {
 #pragma unroll
         for (FragmentA(&fragments)[2] : parts)
 #pragma unroll
             for (FragmentA& fragment : fragments) pin(fragment);
     }
-
-   private:
     __device__ void set(int step, int word, float x, float y) {
         if constexpr (kHalf == Half::f16) {
             parts[0][step][word] = f32x2_to_f16x2(x, y);
@@ -103,34 +104,41 @@ __device__ inline void rescale(float (&sums)[64], const float2& keep) {
 template <class T>
 __device__ void add_step(const WidePlace<T>& at, const Turn& stage, Turn& buffer, GroupAnchors& anchors, Sums& sums,
                          bool first) {
-    wait_mbarrier(at.weights_full(buffer.number), buffer.parity);
     wait_mbarrier(at.full(stage.number), stage.parity);
     __syncwarp();
-    const float2 keep =
-        load_shared<float2>(at.keep_of_thread(buffer.number, static_cast<int>(threadIdx.x) % score_threads));
-    const auto leave_weights = [&] {
-        __syncwarp();
-        arrive_as_warp(at.weights_empty(buffer.number), at.lane);
-    };
-    if constexpr (T::record.has_groups()) {
+    // What needs no P comes before it.
+    float older[2] = {1, 1}, factors[2];
+    if constexpr (T::record.has_groups())
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            float older;
-            const float factor = anchors.raise(at, stage.number, half, older);
-            if (!first) rescale(sums.of_half[half], {keep.x * older, keep.y * older});
-            const Weights<T> weights(at, buffer.number, stage.number, half, factor);
-            if (half == 1) leave_weights();
-            start_values(at, stage.number, half, weights, sums.of_half[half], first);
-        }
+        for (int half = 0; half < 2; ++half) factors[half] = anchors.raise(at, stage.number, half, older[half]);
+    wait_mbarrier(at.weights_full(buffer.number), buffer.parity);
+    __syncwarp();
+    const int thread = static_cast<int>(threadIdx.x) % score_threads;
+    const float2 keep = load_shared<float2>(at.keep_of_thread(buffer.number, thread));
+    float4 p[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) p[j] = load_shared<float4>(at.weights_of_thread(buffer.number, j, thread));
+    __syncwarp();
+    arrive_as_warp(at.weights_empty(buffer.number), at.lane);
+    if (!first)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) rescale(sums.of_half[half], {keep.x * older[half], keep.y * older[half]});
+    if constexpr (T::record.has_groups()) {
+        const auto keys_of = [&](int half) {
+            KeyScales keys(at, stage.number, 2 * at.warpgroup() + half);
+#pragma unroll
+            for (float2& scale : keys.scales) scale = {scale.x * factors[half], scale.y * factors[half]};
+            return keys;
+        };
+        const Weights<T> lower(p, keys_of(0));
+        start_values(at, stage.number, 0, lower, sums.of_half[0], first);
+        const Weights<T> upper(p, keys_of(1));
+        start_values(at, stage.number, 1, upper, sums.of_half[1], first);
         wait_for_mma<0>();
     } else {
-        const Weights<T> weights(at, buffer.number, stage.number, 0, 1);
-        leave_weights();
+        const Weights<T> weights(p);
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            if (!first) rescale(sums.of_half[half], keep);
-            start_values(at, stage.number, half, weights, sums.of_half[half], first);
-        }
+        for (int half = 0; half < 2; ++half) start_values(at, stage.number, half, weights, sums.of_half[half], first);
         wait_for_mma<0>();
     }
     pin(sums.of_half[0]);

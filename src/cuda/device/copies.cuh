@@ -17,6 +17,19 @@ __device__ inline void copy_16_async(SharedAddress to, const void* from, bool ab
         : "memory");
 }
 
+// The same, both addresses kOffset bytes further, which costs nothing.
+template <int kOffset>
+__device__ inline void copy_16_async_at(SharedAddress to, const void* from, bool absent) {
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "setp.ne.b32 p, %2, 0;\n"
+        "cp.async.cg.shared.global [%0 + %3], [%1 + %3], 16, p;\n"
+        "}" ::"r"(to),
+        "l"(from), "r"(static_cast<std::uint32_t>(absent)), "n"(kOffset)
+        : "memory");
+}
+
 // The same of 8 bytes.
 __device__ inline void copy_8_async(SharedAddress to, const void* from, bool absent) {
     asm volatile(
