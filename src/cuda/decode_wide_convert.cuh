@@ -2,6 +2,7 @@
 // warp converts the eight records of a step that it gathered, so that it waits for nobody but its own copies.
 #pragma once
 
+#include <algorithm>
 #include <utility>
 
 #include "cuda/decode_latency_records.cuh"
@@ -159,19 +160,32 @@ __device__ void convert_half(const latency::Params& params, const WidePlace<T>& 
         store_shared(at.scale(stage, quarter, row), load_shared<float>(record + T::record.scales_offset + quarter * 4));
     const SharedAddress to = at.step_tile(stage) + T::KeyTile::byte(row, 2 * quarter);
     const SharedAddress to_upper = at.step_tile(stage) + T::KeyTile::byte(row, 2 * quarter + 1);
-    constexpr int alike = (T::record.has_blocks() ? T::record.scaled : T::record.codes) / 64;  // blocks
-    constexpr int together = alike % 3 == 0 ? 3 : alike % 4 == 0 ? 2 : 1;
+    const auto announce = [&](SharedAddress barrier) {
+        fence_async_proxy();
+        __syncwarp();
+        arrive_as_warp(barrier, at.lane);
+    };
+    constexpr int code_blocks = T::record.codes / 64;
+    constexpr int alike = (T::record.has_blocks() ? T::record.scaled : T::record.codes) / 64;  // codes with scales
+    const auto convert_blocks = [&]<int kBegin, int kEnd>() {
+        constexpr int end = std::min(kEnd, alike), count = end - kBegin;
+        if constexpr (count > 0) {
+            constexpr int together = count % 3 == 0 ? 3 : count % 2 == 0 ? 2 : 1;
 #pragma unroll 1
-    for (int block = 0; block < alike; block += together)
-        convert_codes<T, together>(record, quarter, gathered, block, to, to_upper);
+            for (int block = kBegin; block < end; block += together)
+                convert_codes<T, together>(record, quarter, gathered, block, to, to_upper);
+        }
 #pragma unroll 1
-    for (int block = alike; block < T::record.codes / 64; ++block)
-        convert_codes<T, 1>(record, quarter, gathered, block, to, to_upper);
+        for (int block = std::max(kBegin, alike); block < std::min(kEnd, code_blocks); ++block)
+            convert_codes<T, 1>(record, quarter, gathered, block, to, to_upper);
 #pragma unroll 1
-    for (int block = T::record.codes / 64; block < T::blocks; ++block)
-        convert_wide<T>(record, quarter, block, to, to_upper);
-    fence_async_proxy();
-    __syncwarp();
+        for (int block = std::max(kBegin, code_blocks); block < kEnd; ++block)
+            convert_wide<T>(record, quarter, block, to, to_upper);
+    };
+    convert_blocks.template operator()<0, T::lower_dims / 64>();
+    announce(at.lower_full(stage));
+    convert_blocks.template operator()<T::lower_dims / 64, T::blocks>();
+    announce(at.full(stage));
 }
 
 /// The steps of a CTA, piece after piece, as they are gathered; announces each piece to the other warps.
@@ -244,7 +258,6 @@ __device__ void convert(const Params& params, WidePlace<T>& at, WideShared& shar
         wait_for_copy_groups<raw_steps - 1>();
         __syncwarp();  // the copies of all lanes
         convert_half(params.call, at, gathered, room, stage.number);
-        arrive_as_warp(at.full(stage.number), at.lane);
         stage.advance(at.stages_of_keys);
     };
     gather(first, 0);

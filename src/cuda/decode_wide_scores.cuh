@@ -13,13 +13,13 @@ using Scores = float[16];
 
 /// Starts the products of dimensions [begin, end).
 template <class T, Half kHalf>
-__device__ void start_products(const WidePlace<T>& at, int stage, Scores& sums, int begin, int end) {
+__device__ void start_products(const WidePlace<T>& at, int stage, Scores& sums, int begin, int end, bool first) {
     const std::uint64_t keys = T::KeyTile::rows(at.step_tile(stage)), query = T::QueryTile::rows(at.query_tile());
     fence_mma();
 #pragma unroll
     for (int dim = begin; dim < end; dim += 16)
         mma_async_shared<kHalf>(sums, query + T::QueryTile::rows_from(dim), keys + T::KeyTile::rows_from(dim),
-                                dim > begin);
+                                !first || dim > begin);
     commit_mma();
 }
 
@@ -34,37 +34,64 @@ struct KeyScales {
     }
 };
 
-/// Dot products of a step, with the scales of groups.
+/// sums (+)= those of a group times its scales.
+__device__ inline void add_group(Scores& sums, const Scores& of_group, const KeyScales& keys, bool first) {
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+        const float scale = i % 2 == 0 ? keys.scales[i / 4].x : keys.scales[i / 4].y;
+        sums[i] = first ? of_group[i] * scale : sums[i] + of_group[i] * scale;
+    }
+}
+
+/// Dot products of a step, with the scales of groups. Waits for the step's records.
 template <class T>
-__device__ void compute_dot_products(const WidePlace<T>& at, int stage, Scores& sums) {
+__device__ void compute_dot_products(const WidePlace<T>& at, const Turn& stage, Scores& sums) {
+    const int i = stage.number;
+    const auto wait_for = [&](SharedAddress barrier) {
+        wait_mbarrier(barrier, stage.parity);
+        __syncwarp();
+    };
+    wait_for(at.lower_full(i));
     if constexpr (!T::record.has_groups()) {
-        start_products<T, T::half>(at, stage, sums, 0, T::d_qk);
+        start_products<T, T::half>(at, i, sums, 0, T::lower_dims, true);
+        wait_for(at.full(i));
+        start_products<T, T::half>(at, i, sums, T::lower_dims, T::d_qk, false);
         wait_for_mma<0>();
         pin(sums);
     } else {
-        Scores of_group[2];
+        Scores even, odd;  // groups
+        start_products<T, T::half>(at, i, even, 0, 128, true);
+        start_products<T, T::half>(at, i, odd, 128, 256, true);
+        {
+            const KeyScales keys(at, i, 0);
+            wait_for_mma<1>();
+            pin(even);
+            add_group(sums, even, keys, true);
+        }
+        wait_for(at.full(i));
+        start_products<T, T::half>(at, i, even, 256, 384, true);
+        {
+            const KeyScales keys(at, i, 1);
+            wait_for_mma<1>();
+            pin(odd);
+            add_group(sums, odd, keys, false);
+        }
         if constexpr (T::record.wide() > 0) {
-            start_products<T, Half::bf16>(at, stage, sums, T::record.codes, T::d_qk);
-        } else {
-#pragma unroll
-            for (float& sum : sums) sum = 0;
+            pin(sums);
+            start_products<T, Half::bf16>(at, i, sums, T::record.codes, T::d_qk, false);
         }
-        start_products<T, T::half>(at, stage, of_group[0], 0, 128);
-#pragma unroll
-        for (int group = 0; group < 4; ++group) {
-            const KeyScales keys(at, stage, group);
-            if (group < 3) {
-                start_products<T, T::half>(at, stage, of_group[(group + 1) % 2], 128 * (group + 1), 128 * (group + 2));
-                wait_for_mma<1>();
-            } else {
-                wait_for_mma<0>();
-            }
-            if (group == 0) pin(sums);
-            pin(of_group[group % 2]);
-#pragma unroll
-            for (int i = 0; i < 16; ++i)
-                sums[i] += of_group[group % 2][i] * (i % 2 == 0 ? keys.scales[i / 4].x : keys.scales[i / 4].y);
+        start_products<T, T::half>(at, i, odd, 384, 512, true);
+        {
+            const KeyScales keys(at, i, 2);
+            wait_for_mma<1>();
+            pin(even);
+            pin(sums);
+            add_group(sums, even, keys, false);
         }
+        const KeyScales keys(at, i, 3);
+        wait_for_mma<0>();
+        pin(odd);
+        add_group(sums, odd, keys, false);
     }
 }
 
@@ -239,14 +266,12 @@ __device__ void score(const Params& params, WidePlace<T>& at, const WideShared& 
         do {
             const float older = sums.enter<T>(params.call, columns.is_second(step.number));
             const float factors[2] = {sums.score_factor * query_scales[0], sums.score_factor * query_scales[1]};
-            wait_mbarrier(at.full(stage.number), stage.parity);
-            __syncwarp();
+            Scores products;
+            compute_dot_products(at, stage, products);
             std::uint32_t present[4];  // two keys each
 #pragma unroll
             for (int j = 0; j < 4; ++j)
                 present[j] = load_shared_16(at.present_of_step(stage.number) + 8 * j + 2 * (at.lane % 4));
-            Scores products;
-            compute_dot_products(at, stage.number, products);
             weigh_step(at, stage.number, present, products, factors, sums.p_scale, older, running, buffer);
             stage.advance(at.stages_of_keys);
         } while (step.advance(params, columns, piece));

@@ -11,8 +11,9 @@ using balanced::Params;
 
 /// Shared memory that is small.
 struct WideShared {
-    std::uint64_t full[max_stages];   ///< the step's records are there as BF16
-    std::uint64_t empty[max_stages];  ///< nobody reads the stage any more
+    std::uint64_t lower_full[max_stages];  ///< dimensions 0 .. lower_dims - 1 of the step's records are there as halves
+    std::uint64_t full[max_stages];        ///< all of them
+    std::uint64_t empty[max_stages];       ///< nobody reads the stage any more
     std::uint64_t weights_full[weight_buffers];
     std::uint64_t weights_empty[weight_buffers];
     std::uint64_t piece_full[wide::pieces];
@@ -45,6 +46,7 @@ struct WideTile {
     static constexpr int blocks = d_qk / 64;
     static constexpr Half half = is_f16(kForm) ? Half::f16 : Half::bf16;
     static constexpr int parts = kParts;
+    static constexpr int lower_dims = 256;  ///< that are multiplied while the others are still converted
     static_assert(half == Half::bf16 || parts == 1);
     static constexpr int pitch = record.pitch;              ///< of records as they are stored
     static constexpr int stage_bytes = chunk_keys * pitch;  ///< the same
@@ -74,6 +76,7 @@ struct WidePlace : Place<T> {
     __device__ int score_warp() const { return this->warp - value_warps - converting_warps; }
 
     __device__ SharedAddress small(std::size_t offset) const { return this->base + static_cast<SharedAddress>(offset); }
+    __device__ SharedAddress lower_full(int i) const { return small(offsetof(WideShared, lower_full)) + i * 8; }
     __device__ SharedAddress weights_full(int i) const { return small(offsetof(WideShared, weights_full)) + i * 8; }
     __device__ SharedAddress weights_empty(int i) const { return small(offsetof(WideShared, weights_empty)) + i * 8; }
     __device__ SharedAddress piece_full(int i) const { return small(offsetof(WideShared, piece_full)) + i * 8; }
