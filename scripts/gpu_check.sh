@@ -111,7 +111,7 @@ tests() {
     export SPARSEMLA_TEST_DEVICE=$device SPARSEMLA_SOAK=$soak
     # Alone, one after the other: they look at what runs beside what.
     for name in $(cd "$bin" && existing *_device_test gpu_test gpu_graph_test gpu_order_test gpu_errors_test \
-        gpu_tilings_test gpu_balanced_test gpu_verbs_test gpu_soak_test); do
+        gpu_tilings_test gpu_balanced_test gpu_wide_test gpu_verbs_test gpu_soak_test); do
         run_gtest "$name" '*' "$logs/$name.log" 1
     done
     local contract=(decode_test determinism_test problems_test kinds_softmax_test kinds_lists_test)
@@ -225,6 +225,7 @@ sanitizers() {
         sanitize "$tool" problems_test "$problems"
         sanitize "$tool" determinism_test '*PositionAndBatchmates*'
         sanitize "$tool" gpu_balanced_test '*OneLongRow*:*FewerRows*'
+        sanitize "$tool" gpu_wide_test '*OneRow*:*FewerRows*:*TwoSources*'
         sanitize "$tool" gpu_graph_test '*AFirstCall*:*ManyCalls*'
         sanitize "$tool" gpu_verbs_test '*'
         ((quick)) && continue

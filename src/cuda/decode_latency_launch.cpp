@@ -63,7 +63,6 @@ SourceView view_of(const SourceParams& source, const DecodeParams& call) {
             .k_scale_pointer = source.k_scale.pointer};
 }
 
-
 /// Planar records of odd page sizes may begin between two pieces of 16 bytes.
 bool is_narrow(const CacheView& cache) { return cache.form == RecordForm::planar && cache.stride_bytes() % 16 != 0; }
 

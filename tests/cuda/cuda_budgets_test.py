@@ -27,7 +27,7 @@ def short_name(mangled):
     """'decode<Tile<16, 576, (Half)1, true> >'"""
     name = subprocess.run(["c++filt", mangled], capture_output=True, text=True, check=True).stdout.strip()
     name = name.replace("(anonymous namespace)::", "").removeprefix("void ")
-    name = re.sub(r"\b(sparsemla|detail|latency|balanced|device)::", "", name)
+    name = re.sub(r"\b(sparsemla|detail|latency|balanced|wide|device)::", "", name)
     return re.sub(r"\([^()]*\)$", "", name)
 
 

@@ -82,7 +82,11 @@ std::vector<Shape> shapes() {
             {wide, {.kernel = "decode_balanced"}},
             {many, {.kernel = "decode_balanced", .splits = 1}},
             {many, {.kernel = "decode_balanced", .splits = 2, .tile_heads = 32, .trigger = Trigger::start}},
-            {queries, {.kernel = "decode_balanced", .splits = 4, .gather = Gather::copies}}};
+            {queries, {.kernel = "decode_balanced", .splits = 4, .gather = Gather::copies}},
+            {wide, {.kernel = "decode_wide", .splits = 2}},
+            {many, {.kernel = "decode_wide", .splits = 1}},
+            {many, {.kernel = "decode_wide", .splits = 3, .trigger = Trigger::start}},
+            {queries, {.kernel = "decode_wide", .splits = 5}}};
 }
 
 std::vector<std::unique_ptr<Repeated>> repeated_calls() {
