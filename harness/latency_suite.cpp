@@ -112,7 +112,7 @@ std::string label(const ChainShape& shape) {
 
 std::int64_t waves(const Plan& plan) {
     if (!plan.tiling) return 0;
-    if (plan.schedule.kernel == "decode_balanced") return 1;
+    if (plan.schedule.kernel != "decode_latency") return 1;  // a CTA an SM at most
     const auto up = [](std::int64_t whole, std::int64_t part) { return (whole + part - 1) / part; };
     const std::int64_t clusters =
         plan.problem.rows * up(up(plan.problem.heads, plan.tiling->heads), plan.tiling->cluster_tiles);

@@ -42,14 +42,14 @@ int most_stages(const Problem& problem, const DeviceSpec& device) {
 /// Of a CTA for a chunk.
 double chunk_us(const Problem& problem) {
     switch (form_of(problem)) {
-        case StageForm::codes_576:
-        case StageForm::codes_512: return 2.75;
-        case StageForm::groups_576:
-        case StageForm::groups_512: return 3.4;
+        case StageForm::codes_576: return 2.7;
+        case StageForm::codes_512: return 2.5;
+        case StageForm::groups_576: return 3.37;
+        case StageForm::groups_512: return 2.95;
         case StageForm::blocks_rope:
-        case StageForm::blocks_512:
-        case StageForm::blocks_576:
-        case StageForm::wide_576: return 5.0;
+        case StageForm::blocks_512: return 4.65;
+        case StageForm::blocks_576: return 5.1;
+        case StageForm::wide_576: return 4.0;
     }
     return 0;
 }
@@ -57,8 +57,8 @@ double chunk_us(const Problem& problem) {
 /// Microseconds that a layout is expected to take for full rows of so many chunks: fitted to what an H200 took
 /// (docs/performance.md, "decode_wide").
 double expected_us(const Problem& problem, const DeviceSpec& device, int splits, std::int64_t chunks) {
-    constexpr double ends_us = 8.5, share_us = 0.9, cut_us = 8.0;  // to find the CTA's chunks; to hand sums over
-    constexpr double merge_us = 3.0, busy_merge_us = 4.0;          // more, times the share of SMs that have a CTA
+    constexpr double ends_us = 8.3, share_us = 0.9, cut_us = 8.0;  // to find the CTA's chunks; to hand sums over
+    constexpr double merge_us = 2.4, busy_merge_us = 4.0;          // more, times the square of the share of busy SMs
     const std::int64_t ctas = balanced_ctas(problem, device, wide::heads, splits);
     const std::int64_t tiles = tiles_of_rows(problem, wide::heads);
     const std::int64_t longest = (chunks + splits - 1) / splits;
@@ -67,7 +67,8 @@ double expected_us(const Problem& problem, const DeviceSpec& device, int splits,
     const double busy = static_cast<double>(ctas) / std::max(device.sms, 1);
     double us = ends_us + static_cast<double>(of_cta) * chunk_us(problem);
     if (!one_each) us += share_us + (of_cta % longest == 0 ? 0 : cut_us);
-    if (splits > 1) us += (merge_us + busy * busy_merge_us) * static_cast<double>((tiles * splits + ctas - 1) / ctas);
+    if (splits > 1)
+        us += (merge_us + busy * busy * busy_merge_us) * static_cast<double>((tiles * splits + ctas - 1) / ctas);
     return us;
 }
 
