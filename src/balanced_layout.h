@@ -38,7 +38,9 @@ constexpr SharedLayout shared_layout(int heads, StageForm form, int stages) {
 /// holds eight.
 constexpr int max_splits_of(int stages) { return std::min(8 * stages, latency::max_splits); }
 
-/// Byte offsets in the workspace. What a CTA hands over are its registers, thread by thread.
+/// Byte offsets in the workspace. What a CTA hands over are its registers, thread by thread. Shapes are
+/// decode_balanced's; decode_wide's: handed over f32x4 [heads / 2][256 threads], then f32x4 [128], then f32x2 [2];
+/// partials f32x4 [rows][tiles][splits][heads / 2][256].
 struct WorkspaceLayout {
     std::size_t handover_bytes =
         0;  ///< of one CTA: f32x4 [heads / 2][threads that multiply], then f32x2 [heads / 8 + 1][..]

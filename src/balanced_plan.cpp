@@ -109,7 +109,8 @@ Choice choose_layout(const Problem& problem, const DeviceSpec& device, const Pla
 }
 
 std::optional<std::string> refuse(const Problem& problem, const DeviceSpec& device, const PlanOptions& options) {
-    if (auto reason = refuse_on_gpu(problem, device, options, p_formats_of(problem), head_tiles)) return reason;
+    if (auto reason = refuse_on_gpu(problem, device, options, p_formats_of(problem), head_tiles, max_stages))
+        return reason;
     if (options.cluster_tiles.value_or(1) != 1)
         return must_be("cluster_tiles", "1: it has no clusters", std::to_string(*options.cluster_tiles));
     if (options.transport.value_or(Transport::stores) != Transport::stores)

@@ -34,7 +34,7 @@ void launch_latency(const DecodeParams& params, Stream stream);
 void prepare_balanced(const Plan& plan, Memory state, Stream stream);
 void launch_balanced(const DecodeParams& params, Stream stream);
 
-/// The same of decode_wide (wide_plan.h).
+/// The same of decode_wide (balanced_plan.h).
 void prepare_wide(const Plan& plan, Memory state, Stream stream);
 void launch_wide(const DecodeParams& params, Stream stream);
 

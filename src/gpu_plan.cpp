@@ -123,12 +123,13 @@ PFormats p_formats_of(const Problem& problem) {
 }
 
 std::optional<std::string> refuse_on_gpu(const Problem& problem, const DeviceSpec& device, const PlanOptions& options,
-                                         const PFormats& formats, std::span<const int> tiles_of_heads) {
+                                         const PFormats& formats, std::span<const int> tiles_of_heads,
+                                         int most_stages) {
     if (auto reason = refuse_device(device)) return reason;
     if (auto reason = refuse_sources(problem)) return reason;
     if (auto reason = refuse_schedule(problem, options, formats)) return reason;
     if (auto reason = refuse_range("splits", options.splits, 1, max_splits)) return reason;
-    if (auto reason = refuse_range("stages", options.stages, 1, max_stages)) return reason;
+    if (auto reason = refuse_range("stages", options.stages, 1, most_stages)) return reason;
     if (options.usual_columns && *options.usual_columns < 1)
         return must_be("usual_columns", "at least 1", std::to_string(*options.usual_columns));
     if (options.tile_heads && std::ranges::find(tiles_of_heads, *options.tile_heads) == tiles_of_heads.end()) {

@@ -28,7 +28,7 @@ PFormats p_formats_of(const Problem& problem);
 /// What no layout could make possible: GPU, records, widths, schedule options, values out of range. Nothing, or the
 /// reason.
 std::optional<std::string> refuse_on_gpu(const Problem& problem, const DeviceSpec& device, const PlanOptions& options,
-                                         const PFormats& formats, std::span<const int> tiles_of_heads);
+                                         const PFormats& formats, std::span<const int> tiles_of_heads, int most_stages);
 
 /// Of a problem and options that are not refused.
 Schedule gpu_schedule(const Kernel& kernel, const Problem& problem, const PlanOptions& options, const PFormats& formats,

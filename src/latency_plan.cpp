@@ -236,7 +236,8 @@ Choice choose_layout(const Problem& problem, const DeviceSpec& device, const Pla
 }
 
 std::optional<std::string> refuse(const Problem& problem, const DeviceSpec& device, const PlanOptions& options) {
-    if (auto reason = refuse_on_gpu(problem, device, options, p_formats_of(problem), head_tiles)) return reason;
+    if (auto reason = refuse_on_gpu(problem, device, options, p_formats_of(problem), head_tiles, max_stages))
+        return reason;
     if (auto reason = refuse_range("cluster_tiles", options.cluster_tiles, 1, max_heads / head_tiles[0])) return reason;
     if (options.cluster_tiles.value_or(1) > 1 && options.gather.value_or(Gather::bulk) != Gather::bulk)
         return must_be("gather", "bulk with cluster_tiles above 1", name(*options.gather));

@@ -13,6 +13,8 @@ inline constexpr int value_warps = 8;       ///< two warpgroups, of 256 dimensio
 inline constexpr int converting_warps = 4;  ///< they gather, too
 inline constexpr int score_warps = 4;       ///< one warpgroup
 inline constexpr int threads = 32 * (value_warps + converting_warps + score_warps);
+/// What waits for helpers, syncs multiplying warps and lays out the workspace is decode_balanced's.
+static_assert(value_warps == latency::multiplying_warps && converting_warps == latency::helper_warps);
 inline constexpr int pieces = 4;          ///< that are announced and not yet begun by all
 inline constexpr int weight_buffers = 2;  ///< P of so many steps
 
@@ -25,8 +27,8 @@ inline constexpr std::size_t small_shared_bytes = 9 * 1024;
 
 /// Byte offsets in a CTA's shared memory.
 struct SharedLayout {
-    std::size_t query = 0;    ///< BF16 [d_qk / 64][heads][64], 128-byte swizzle
-    std::size_t stages = 0;   ///< BF16 [stages][d_qk / 64][step_keys][64], 128-byte swizzle
+    std::size_t query = 0;    ///< halves [d_qk / 64][heads][64], 128-byte swizzle
+    std::size_t stages = 0;   ///< halves [stages][d_qk / 64][step_keys][64], 128-byte swizzle
     std::size_t weights = 0;  ///< P: f32x4 [weight_buffers][4][128 threads]
     std::size_t raw = 0;      ///< records as of stage_layout.h [64]
     std::size_t bytes = 0;

@@ -92,8 +92,14 @@ Choice choose_layout(const Problem& problem, const DeviceSpec& device, const Pla
 }
 
 std::optional<std::string> refuse(const Problem& problem, const DeviceSpec& device, const PlanOptions& options) {
-    if (auto reason = refuse_on_gpu(problem, device, options, formats_of(problem), head_tiles)) return reason;
-    if (auto reason = refuse_range("stages", options.stages, 1, most_stages(problem, device))) return reason;
+    if (auto reason = refuse_on_gpu(problem, device, options, formats_of(problem), head_tiles, wide::max_stages))
+        return reason;
+    const int stages = most_stages(problem, device);
+    if (stages == 0)
+        return must_be("shared memory of the device",
+                       "at least " + std::to_string(wide::shared_layout(form_of(problem), 1).bytes) + " bytes",
+                       std::to_string(device.shared_memory_bytes));
+    if (auto reason = refuse_range("stages", options.stages, 1, stages)) return reason;
     if (options.cluster_tiles.value_or(1) != 1)
         return must_be("cluster_tiles", "1: it has no clusters", std::to_string(*options.cluster_tiles));
     if (options.transport.value_or(Transport::stores) != Transport::stores)

@@ -82,11 +82,22 @@ TEST_F(WidePlan, RefusesByName) {
     };
     names({.tile_heads = 32}, "tile_heads must be 64, got 32");
     names({.stages = 3}, "stages must be 1 .. 2, got 3");
+    names({.stages = 4}, "stages must be 1 .. 3, got 4");
     names({.splits = 17}, "splits must be 1 .. 16, got 17");
     names({.cluster_tiles = 2}, "cluster_tiles must be 1");
     names({.gather = Gather::bulk}, "gather must be copies, got bulk");
     names({.transport = Transport::weights}, "transport must be stores, got weights");
     names({.p_format = PFormat::e4m3}, "p_format must be p_f16");
+}
+
+// A device whose CTAs have less shared memory than a stage needs, or of which nothing is known.
+TEST_F(WidePlan, NeedsSharedMemory) {
+    DeviceSpec small = hopper();
+    for (const int bytes : {0, 100'000}) {
+        small.shared_memory_bytes = bytes;
+        const std::string reason = refusal(problem_of(4, 64), small, {.kernel = "decode_wide"}).value_or("");
+        EXPECT_NE(reason.find("shared memory of the device must be at least "), std::string::npos) << reason;
+    }
 }
 
 // Many rows of many heads; few of either are the other kernels'.

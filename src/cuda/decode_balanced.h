@@ -18,7 +18,7 @@ struct Params {
     std::int64_t handover_bytes;    ///< of one CTA
     float* partials;                ///< written by the CTAs that end a split, read by those that end the row's others
     float* stats;                   ///< pairs
-    std::uint32_t* handed_over;     ///< [CTAs], 0 between calls
+    std::uint32_t* handed_over;     ///< [CTAs], 0 between calls; decode_wide's two readers count before it is 0 again
     std::uint32_t* arrived_splits;  ///< [rows][tiles], 0 between calls
 };
 

@@ -1,5 +1,5 @@
 // decode_wide's records: from the cache to shared memory as they are stored, and from there as halves to a stage. A
-// warp converts the eight records of a step that it gathered, so that it waits for nobody but its own copies.
+// warp converts the eight records of a step that it gathered: it waits for its own copies and for a free stage alone.
 #pragma once
 
 #include <algorithm>
@@ -239,7 +239,7 @@ class Gatherer {
     bool has_more_;
 };
 
-/// What the warps that convert do: the copies of two steps are under way while one before them becomes BF16.
+/// What the warps that convert do: the copies of two steps are under way while one before them becomes halves.
 template <class T>
 __device__ void convert(const Params& params, WidePlace<T>& at, WideShared& shared) {
     static_assert(raw_steps == 2);

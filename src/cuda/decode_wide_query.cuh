@@ -1,6 +1,6 @@
-// decode_wide's query: a tile's heads as halves, by the warps of the scores. Where records are FP16, a BF16 head is
-// multiplied by the power of two that brings its largest value just below 2^15, as FP16 has fewer exponents: exact for
-// values down to 2^-31 of that one.
+// decode_wide's query: a tile's heads as halves, by the warps of the scores, the first one with those of the values.
+// Where records are FP16, a BF16 head is multiplied by the power of two that brings its largest value just below 2^15,
+// as FP16 has fewer exponents: exact for values down to 2^-31 of that one.
 #pragma once
 
 #include "cuda/decode_wide_tile.cuh"
@@ -76,7 +76,7 @@ __device__ void load_bf16_query(const latency::Params& params, const WidePlace<T
             for (int distance = 1; distance < Heads::lanes_of_head; distance *= 2)
                 largest = largest_bf16x2(largest, __shfl_xor_sync(all_lanes, largest, distance));
             const int field = static_cast<int>(max(largest & 0xFFFF, largest >> 16) >> 7);  // of the exponent
-            const int shift = field == 0 ? 0 : min(127 + 14 - field, 126);
+            const int shift = min(127 + 14 - field, 126);
 #pragma unroll
             for (int i = 0; i < pieces; ++i)
                 values[i] = 64 * i < T::record.codes ? bf16x8_to_f16(values[i], power_of_two_of(shift))

@@ -130,7 +130,7 @@ struct SumsOfSource {
 /// Softmax of a step: dot products to P times p_scale, and what older sums are worth, to the warps of the values.
 template <class T>
 __device__ void weigh_step(const WidePlace<T>& at, int stage, const std::uint32_t (&present)[4], Scores& scores,
-                           const float (&score_factors)[2], float p_scale, float older, Running (&running)[2],
+                           const SumsOfSource& sums, const float (&query_scales)[2], float older, Running (&running)[2],
                            Turn& buffer) {
     float largest[2] = {-INFINITY, -INFINITY};
 #pragma unroll
@@ -138,7 +138,8 @@ __device__ void weigh_step(const WidePlace<T>& at, int stage, const std::uint32_
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             float& score = scores[4 * j + i];
-            score = (present[j] & (i % 2 == 0 ? 0xFFU : 0xFF00U)) != 0 ? score * score_factors[i / 2] : -INFINITY;
+            score = (present[j] & (i % 2 == 0 ? 0xFFU : 0xFF00U)) != 0 ? score * sums.score_factor * query_scales[i / 2]
+                                                                       : -INFINITY;
             largest[i / 2] = fmaxf(largest[i / 2], score);
         }
     }
@@ -156,11 +157,16 @@ __device__ void weigh_step(const WidePlace<T>& at, int stage, const std::uint32_
         running[i].sum *= keep[i];
     }
 #pragma unroll
-    for (int j = 0; j < 16; ++j) {
-        const float power = exp2_approximate(scores[j] - anchor[j % 4 / 2]);
-        running[j % 4 / 2].sum += power;
-        scores[j] = power * p_scale;
+    for (int j = 0; j < 16; ++j) scores[j] = exp2_approximate(scores[j] - anchor[j % 4 / 2]);
+        // As a tree: few roundings a step, however many steps a row has (numerics.md, LSE).
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const float* of_head = scores + 2 * i;  // of 8 keys, the thread's two
+        running[i].sum += ((of_head[0] + of_head[1]) + (of_head[4] + of_head[5])) +
+                          ((of_head[8] + of_head[9]) + (of_head[12] + of_head[13]));
     }
+#pragma unroll
+    for (float& score : scores) score *= sums.p_scale;
     const int thread = 32 * at.score_warp() + at.lane;
     wait_mbarrier(at.weights_empty(buffer.number), buffer.parity ^ 1);
 #pragma unroll
@@ -187,10 +193,12 @@ __device__ float value_factor(const latency::Params& params, const Columns& colu
     return k_scale * params.inverse_p_scale;
 }
 
-/// Where running maxima and sums of a CTA are handed over: behind the outputs (Handover).
+/// Where running maxima and sums of a CTA are handed over: behind the outputs, [score_threads]. Behind them 16 bytes of
+/// the values' anchors.
 __device__ inline float4* handed_running(const Params& params, int cta, int thread) {
-    return reinterpret_cast<float4*>(params.handovers + cta * params.handover_bytes + 32 * value_warps * 32 * 16) +
-           thread;
+    constexpr int sums_bytes = 32 * value_warps * wide::heads / 2 * 16;
+    static_assert(sums_bytes + score_threads * 16 + 16 <= workspace_layout(wide::heads, 1, 1, 1).handover_bytes);
+    return reinterpret_cast<float4*>(params.handovers + cta * params.handover_bytes + sums_bytes) + thread;
 }
 
 /// What becomes of the running sums at a piece's end: handed over, the split's statistics, or weight and lse.
@@ -265,14 +273,13 @@ __device__ void score(const Params& params, WidePlace<T>& at, const WideShared& 
         StepOfPiece step(params, columns, piece);
         do {
             const float older = sums.enter<T>(params.call, columns.is_second(step.number));
-            const float factors[2] = {sums.score_factor * query_scales[0], sums.score_factor * query_scales[1]};
             Scores products;
             compute_dot_products(at, stage, products);
             std::uint32_t present[4];  // two keys each
 #pragma unroll
             for (int j = 0; j < 4; ++j)
                 present[j] = load_shared_16(at.present_of_step(stage.number) + 8 * j + 2 * (at.lane % 4));
-            weigh_step(at, stage.number, present, products, factors, sums.p_scale, older, running, buffer);
+            weigh_step(at, stage.number, present, products, sums, query_scales, older, running, buffer);
             stage.advance(at.stages_of_keys);
         } while (step.advance(params, columns, piece));
         end_scores(params, at, columns, piece, running, end);

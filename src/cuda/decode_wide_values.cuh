@@ -191,6 +191,7 @@ __device__ void end_values(const Params& params, const WidePlace<T>& at, const C
             *handed_anchors(params, static_cast<int>(blockIdx.x), at.warpgroup()) = {__int_as_float(anchors.fields[0]),
                                                                                      __int_as_float(anchors.fields[1])};
         if (!hands_over)
+#pragma unroll
             for (int half = 0; half < 2; ++half) anchors.finish(params.call.inverse_p_scale, half, sums.of_half[half]);
     }
     if (!writes) {

@@ -1,5 +1,8 @@
 // decode_wide: every record and format of P within its bounds, and bits that do not depend on the number of CTAs that
 // share out the rows' chunks.
+#include <algorithm>
+#include <cmath>
+
 #include "stage_layout.h"
 #include "tests/cuda/gpu_calls.h"
 
@@ -85,6 +88,37 @@ TEST_F(GpuWide, ScalesOfTwoSources) {
         for (const int splits : {1, 3}) expect_right_on_every_grid(step, {.splits = splits}, "two scales");
         if (HasFailure()) return;
     }
+}
+
+// Heads whose values lie at the ends of BF16's range, alone and beside many small ones; softmax_scale brings the scores
+// back to a size at which they matter.
+TEST_F(GpuWide, QueriesOfEveryMagnitude) {
+    for (const Record record : {Record::fp8_576, Record::fp8_ds_mla})
+        for (const int exponent : {-130, -126, -60, 15, 60, 95}) {
+            Step step =
+                random_step({.rows = 2, .heads = 66, .record = record, .widths = {200}, .query_dtype = DType::bf16}, 6);
+            std::mt19937_64 bits(7);
+            std::normal_distribution<float> normal;
+            for (std::int64_t row = 0; row < 2; ++row)
+                for (std::int64_t head = 0; head < 66; ++head)
+                    step.query(row, head, [&](int d) {
+                        // Of some heads one value is a million times larger than the others, in rope or before it.
+                        const bool large = head % 3 == 1 ? d == 540 : head % 3 == 2 ? d == 7 : false;
+                        return std::ldexp(normal(bits), exponent - (head % 3 == 0 || large ? 0 : 20));
+                    });
+            step.args.softmax_scale = std::ldexp(0.1F, std::clamp(-exponent, -100, 100));
+            expect_right_on_every_grid(step, {.splits = 2}, to_string(record) + " x 2^" + std::to_string(exponent));
+            if (HasFailure()) return;
+        }
+}
+
+// One split of many columns that weigh the same beside one that weighs more: the sum of P is rounded over and over.
+TEST_F(GpuWide, LongTiedRow) {
+    constexpr std::int64_t width = 40'000;
+    Step step = random_step({.rows = 1, .heads = 64, .widths = {width}}, 8);
+    for (std::int64_t column = 0; column < width; ++column) step.slot(0, column) = column == 0 ? 7 : 5;
+    step.count(0, width);
+    expect_right_on_every_grid(step, {.splits = 1}, "a long tied row");
 }
 
 TEST_F(GpuWide, ManyRows) {

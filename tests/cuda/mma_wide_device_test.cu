@@ -1,4 +1,6 @@
-// cuda/device/mma.cuh with 64 heads on M: BlockTile as keys and as values. Small whole numbers are exact.
+// cuda/device/mma.cuh with 64 heads on M: BlockTile as keys and as values, FP16 and BF16. Small whole numbers are
+// exact.
+#include <bit>
 #include <random>
 
 #include "cuda/device/copies.cuh"
@@ -10,6 +12,7 @@ namespace sparsemla::test {
 namespace {
 
 using device::BlockTile;
+using device::Half;
 using device::SharedAddress;
 
 class MmaWideDevice : public OnDevice {};
@@ -25,6 +28,7 @@ __device__ void store_tile(SharedAddress tile, const uint4* matrix, int columns)
 }
 
 /// d = q * k^T: [heads][keys], by one warpgroup.
+template <Half kHalf>
 __global__ void scores_kernel(const uint4* q, const uint4* k, float* d) {
     extern __shared__ __align__(1024) unsigned char shared[];
     const SharedAddress query = device::shared_address(shared), cache = query + heads * dims * 2;
@@ -36,9 +40,8 @@ __global__ void scores_kernel(const uint4* q, const uint4* k, float* d) {
     device::fence_mma();
 #pragma unroll
     for (int dim = 0; dim < dims; dim += 16)
-        device::mma_async_shared<device::Half::bf16>(
-            sums, BlockTile<heads>::rows(query) + BlockTile<heads>::rows_from(dim),
-            BlockTile<keys>::rows(cache) + BlockTile<keys>::rows_from(dim), dim > 0);
+        device::mma_async_shared<kHalf>(sums, BlockTile<heads>::rows(query) + BlockTile<heads>::rows_from(dim),
+                                        BlockTile<keys>::rows(cache) + BlockTile<keys>::rows_from(dim), dim > 0);
     device::commit_mma();
     device::wait_for_mma<0>();
     device::pin(sums);
@@ -49,6 +52,7 @@ __global__ void scores_kernel(const uint4* q, const uint4* k, float* d) {
 }
 
 /// d (+)= p * v for dimensions dim .. dim + 127: [heads][128]. p: [heads][keys / 2] pairs.
+template <Half kHalf>
 __global__ void values_kernel(const std::uint32_t* p, const uint4* v, float* d, int dim, bool accumulate) {
     extern __shared__ __align__(1024) unsigned char shared[];
     const SharedAddress cache = device::shared_address(shared);
@@ -71,9 +75,9 @@ __global__ void values_kernel(const std::uint32_t* p, const uint4* v, float* d, 
     device::fence_mma();
 #pragma unroll
     for (int step = 0; step < keys / 16; ++step)
-        device::mma_async_values<device::Half::bf16>(
-            sums, weights[step], BlockTile<keys>::values(cache) + BlockTile<keys>::values_from(dim, 16 * step),
-            accumulate || step > 0);
+        device::mma_async_values<kHalf>(sums, weights[step],
+                                        BlockTile<keys>::values(cache) + BlockTile<keys>::values_from(dim, 16 * step),
+                                        accumulate || step > 0);
     device::commit_mma();
     device::wait_for_mma<0>();
     device::pin(sums);
@@ -90,19 +94,30 @@ std::vector<float> whole_numbers(int size, unsigned seed) {
     return values;
 }
 
+/// Of a whole number.
+template <Half kHalf>
+std::uint32_t half_bits(float value) {
+    if (kHalf == Half::bf16) return float_to_bf16(value);
+    if (value == 0) return 0;
+    const auto bits = std::bit_cast<std::uint32_t>(value);
+    return (bits >> 16 & 0x8000) | (((bits & 0x7FFFFFFF) >> 13) - ((127 - 15) << 10));
+}
+
+template <Half kHalf>
 std::vector<std::uint32_t> pairs(const std::vector<float>& values) {
     std::vector<std::uint32_t> words;
     for (std::size_t i = 0; i < values.size(); i += 2)
-        words.push_back(float_to_bf16(values[i]) | std::uint32_t{float_to_bf16(values[i + 1])} << 16);
+        words.push_back(half_bits<kHalf>(values[i]) | half_bits<kHalf>(values[i + 1]) << 16);
     return words;
 }
 
-TEST_F(MmaWideDevice, HeadsTimesKeys) {
+template <Half kHalf>
+void expect_heads_times_keys() {
     const std::vector<float> q = whole_numbers(heads * dims, 1), k = whole_numbers(keys * dims, 2);
-    const DeviceArray<std::uint32_t> q_there(pairs(q)), k_there(pairs(k));
+    const DeviceArray<std::uint32_t> q_there(pairs<kHalf>(q)), k_there(pairs<kHalf>(k));
     const DeviceArray<float> d(static_cast<std::size_t>(heads * keys));
-    run(scores_kernel, {.threads = 128, .shared_bytes = shared_bytes}, reinterpret_cast<const uint4*>(q_there.data()),
-        reinterpret_cast<const uint4*>(k_there.data()), d.data());
+    run(scores_kernel<kHalf>, {.threads = 128, .shared_bytes = shared_bytes},
+        reinterpret_cast<const uint4*>(q_there.data()), reinterpret_cast<const uint4*>(k_there.data()), d.data());
     const std::vector<float> got = d.values();
     for (int head = 0; head < heads; ++head)
         for (int key = 0; key < keys; ++key) {
@@ -113,14 +128,15 @@ TEST_F(MmaWideDevice, HeadsTimesKeys) {
         }
 }
 
-TEST_F(MmaWideDevice, WeightsTimesValues) {
+template <Half kHalf>
+void expect_weights_times_values() {
     const std::vector<float> p = whole_numbers(heads * keys, 3), v = whole_numbers(keys * dims, 4);
-    const DeviceArray<std::uint32_t> p_there(pairs(p)), v_there(pairs(v));
+    const DeviceArray<std::uint32_t> p_there(pairs<kHalf>(p)), v_there(pairs<kHalf>(v));
     for (const int dim : {0, 128})
         for (const bool accumulate : {false, true}) {
             const std::vector<float> before = whole_numbers(heads * 128, 5);
             const DeviceArray<float> d(before);
-            run(values_kernel, {.threads = 128, .shared_bytes = shared_bytes}, p_there.data(),
+            run(values_kernel<kHalf>, {.threads = 128, .shared_bytes = shared_bytes}, p_there.data(),
                 reinterpret_cast<const uint4*>(v_there.data()), d.data(), dim, accumulate);
             const std::vector<float> got = d.values();
             for (int head = 0; head < heads; ++head)
@@ -133,6 +149,16 @@ TEST_F(MmaWideDevice, WeightsTimesValues) {
                     ASSERT_EQ(got[place], sum) << "head " << head << ", dimension " << dim + i;
                 }
         }
+}
+
+TEST_F(MmaWideDevice, HeadsTimesKeys) {
+    expect_heads_times_keys<Half::f16>();
+    expect_heads_times_keys<Half::bf16>();
+}
+
+TEST_F(MmaWideDevice, WeightsTimesValues) {
+    expect_weights_times_values<Half::f16>();
+    expect_weights_times_values<Half::bf16>();
 }
 
 }  // namespace
