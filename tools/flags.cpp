@@ -67,7 +67,8 @@ void add_schedule_flags(CLI::App& app, RunFlags& flags) {
 void add_tiling_flags(CLI::App& app, RunFlags& flags) {
     const std::string group = "Tiling of a GPU kernel, where the plan shall not choose; never changes a bit";
     word_option(app, "--tile-heads", flags.tile_heads, {"16", "32", "64"}, "heads of a CTA")->group(group);
-    integer_option(app, "--stages", flags.stages, 1, 4, "chunks of 64 columns that shared memory has room for")
+    integer_option(app, "--stages", flags.stages, 1, 4,
+                   "chunks of 64 columns (decode_wide: 32) that shared memory has room for")
         ->group(group);
     integer_option(app, "--usual-columns", flags.usual_columns, 1, std::numeric_limits<std::int32_t>::max(),
                    "active columns of most rows: what the plan is to be fast for")

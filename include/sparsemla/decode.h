@@ -93,7 +93,7 @@ std::string to_string(const Schedule& schedule);
 /// What the CTAs of a GPU cluster exchange, and how.
 enum class Transport : std::uint8_t {
     stores,  ///< partial outputs: every thread stores its own into the shared memory of the CTA that merges them, or,
-             ///< where there are no clusters (decode_balanced), into the workspace
+             ///< where there are no clusters (decode_balanced, decode_wide), into the workspace
     bulk,    ///< partial outputs: staged in shared memory, then one bulk copy for each CTA
     weights  ///< P, where no split of the row has more than one chunk: each CTA then computes its own dimensions over
              ///< all of the row's columns. Other rows as `stores`. For 2, 4 or 8 splits
@@ -109,7 +109,7 @@ enum class Gather : std::uint8_t {
 /// one's end before it reads anything, if it was written for that; otherwise it starts after this one's end.
 enum class Trigger : std::uint8_t {
     start,
-    loaded,  ///< once the first records are in shared memory; decode_balanced: once all copies are under way
+    loaded,  ///< once the first records are in shared memory; kernels without clusters: once all copies are under way
     end      ///< once the warps that multiply have nothing more to send; a row of one split: at its end
 };
 
@@ -123,7 +123,7 @@ std::optional<Trigger> find_trigger(std::string_view name);
 /// How a GPU kernel is laid out over the device: choices for speed that never change a bit.
 struct Tiling {
     int heads = 0;          ///< of a CTA
-    int stages = 0;         ///< chunks of 64 columns that shared memory has room for
+    int stages = 0;         ///< chunks of 64 columns (decode_wide: steps of 32) that shared memory has room for
     int cluster_tiles = 1;  ///< tiles of heads in a cluster; more than 1 share the records that each gathers (bulk)
     Gather gather = Gather::copies;
     Transport transport = Transport::stores;

@@ -236,7 +236,7 @@ typedef struct sparsemla_plan_options {
     int32_t allow_unverified; /* offer kernels on architectures where nobody has run them */
     int32_t reserved;         /* 0 */
     int32_t tile_heads; /* heads of a CTA. This and the rest: GPU kernels only; never changes a bit; 0: the plan */
-    int32_t stages;     /* chunks of 64 columns that shared memory has room for */
+    int32_t stages;     /* chunks of 64 columns (decode_wide: 32) that fit */
     int32_t transport, trigger, gather;
     int32_t cluster_tiles; /* tiles of heads in a cluster */
     int64_t usual_columns; /* active columns that rows usually have, of all sources: what the plan is to be fast for;

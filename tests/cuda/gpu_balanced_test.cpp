@@ -1,26 +1,15 @@
 // decode_balanced: whatever the number of CTAs that share out the rows' chunks, and wherever they cut them, its bits
 // are those of decode_latency with as many splits.
 #include "stage_layout.h"
-#include "tests/cuda/gpu_calls.h"
+#include "tests/cuda/gpu_grids.h"
 
 namespace sparsemla::test {
 namespace {
 
 class GpuBalanced : public OnGpu {};
 
-/// As if the device had so many SMs: the grid has at most as many CTAs.
-Plan plan_for(const Step& step, int sms, PlanOptions options) {
-    DeviceSpec device = step.device;
-    device.sms = sms;
-    options.kernel = "decode_balanced";
-    return make_plan(step.problem, device, options);
-}
-
-Result run(Step& step, const Plan& plan, DeviceCall& call) {
-    prepare(plan, call.args.state, call.stream());
-    step.poison_outputs();
-    call.decode(plan);
-    return step.collect(plan);
+Plan plan_for(const Step& step, int sms, const PlanOptions& options) {
+    return plan_on_grid(step, "decode_balanced", sms, options);
 }
 
 constexpr int grids[] = {1, 2, 3, 5, 8, 13, 29, 64, 132};
@@ -47,11 +36,6 @@ void expect_bits_of_latency(Step& step, const PlanOptions& schedule, const std::
             expect_same_bits(run(step, plan, call), expected, what + ", again");
             if (testing::Test::HasFailure()) return;
         }
-}
-
-template <class T, std::size_t n>
-T pick(const T (&values)[n], std::mt19937_64& bits) {
-    return values[bits() % n];
 }
 
 // Rows of many lengths, empty ones among them: splits are cut at every place, and lie in one CTA or two.
@@ -121,33 +105,7 @@ TEST_F(GpuBalanced, OneLongRow) {
 }
 
 // Fewer rows than the plan's, down to none that has columns: the state is as it was after every call.
-TEST_F(GpuBalanced, FewerRowsAndEmptyOnes) {
-    Step step = random_step({.rows = 40, .heads = 20, .widths = {300}}, 5);
-    const Plan plan = plan_for(step, 132, {.splits = 2});
-    DeviceCall call = step.place(plan);
-    const Result all = run(step, plan, call);
-    expect_oracle(step, all);
-    for (const std::int64_t rows : {39, 7, 1}) {
-        step.args.rows = call.args.rows = rows;
-        step.poison_outputs();
-        call.decode(plan);
-        const Result fewer = step.collect(plan);
-        for (std::int64_t row = 0; row < rows; ++row)
-            for (std::int64_t head = 0; head < 20; ++head) {
-                ASSERT_EQ(fewer.lse(row, head), all.lse(row, head)) << rows << " rows, row " << row;
-                for (int d = 0; d < value_dims; ++d)
-                    ASSERT_EQ(fewer.out(row, head, d), all.out(row, head, d)) << rows << " rows, row " << row;
-            }
-    }
-    for (std::int64_t row = 0; row < 40; ++row) step.count(row, 0);
-    step.args.rows = call.args.rows = 40;
-    refresh(changing_inputs(step, call.args));
-    step.poison_outputs();
-    call.upload_outputs();
-    decode(plan, call.args, call.stream());
-    call.download_outputs();
-    expect_oracle(step, step.collect(plan));
-}
+TEST_F(GpuBalanced, FewerRowsAndEmptyOnes) { expect_fewer_and_empty_rows("decode_balanced"); }
 
 }  // namespace
 }  // namespace sparsemla::test

@@ -4,25 +4,15 @@
 #include <cmath>
 
 #include "stage_layout.h"
-#include "tests/cuda/gpu_calls.h"
+#include "tests/cuda/gpu_grids.h"
 
 namespace sparsemla::test {
 namespace {
 
 class GpuWide : public OnGpu {};
 
-Plan plan_for(const Step& step, int sms, PlanOptions options) {
-    DeviceSpec device = step.device;
-    device.sms = sms;
-    options.kernel = "decode_wide";
-    return make_plan(step.problem, device, options);
-}
-
-Result run(Step& step, const Plan& plan, DeviceCall& call) {
-    prepare(plan, call.args.state, call.stream());
-    step.poison_outputs();
-    call.decode(plan);
-    return step.collect(plan);
+Plan plan_for(const Step& step, int sms, const PlanOptions& options) {
+    return plan_on_grid(step, "decode_wide", sms, options);
 }
 
 /// The oracle for one grid, and the same bits for others, called twice.
@@ -42,11 +32,6 @@ void expect_right_on_every_grid(Step& step, const PlanOptions& schedule, const s
         expect_same_bits(run(step, plan, call), expected, text_of(plan));
         expect_same_bits(run(step, plan, call), expected, "again, " + text_of(plan));
     }
-}
-
-template <class T, std::size_t n>
-T pick(const T (&values)[n], std::mt19937_64& bits) {
-    return values[bits() % n];
 }
 
 TEST_F(GpuWide, OneRowOfOneStep) {
@@ -140,25 +125,7 @@ TEST_F(GpuWide, OneLongRow) {
 }
 
 // Rows without columns, and fewer rows than the plan's.
-TEST_F(GpuWide, FewerRowsAndEmptyOnes) {
-    Step step = random_step({.rows = 40, .heads = 20, .widths = {300}}, 5);
-    const Plan plan = plan_for(step, 132, {.splits = 2});
-    DeviceCall call = step.place(plan);
-    const Result all = run(step, plan, call);
-    expect_oracle(step, all);
-    for (const std::int64_t rows : {39, 7, 1}) {
-        step.args.rows = call.args.rows = rows;
-        step.poison_outputs();
-        call.decode(plan);
-        const Result fewer = step.collect(plan);
-        for (std::int64_t row = 0; row < rows; ++row)
-            for (std::int64_t head = 0; head < 20; ++head) {
-                ASSERT_EQ(fewer.lse(row, head), all.lse(row, head)) << rows << " rows, row " << row;
-                for (int d = 0; d < value_dims; ++d)
-                    ASSERT_EQ(fewer.out(row, head, d), all.out(row, head, d)) << rows << " rows, row " << row;
-            }
-    }
-}
+TEST_F(GpuWide, FewerRowsAndEmptyOnes) { expect_fewer_and_empty_rows("decode_wide"); }
 
 }  // namespace
 }  // namespace sparsemla::test
