@@ -58,9 +58,6 @@ __global__ void __launch_bounds__(wide::threads, 1) decode(const __grid_constant
     at.keys = at.base + static_cast<SharedAddress>(T::layout.stages);
     at.weight_buffers_begin = at.keys + at.stages_of_keys * T::step_bytes;
     at.stages = at.weight_buffers_begin + weight_buffers * T::heads * step_keys * 4;
-    at.splits = params.call.splits;
-    at.tile = 0;
-    at.tiles = 1;
     at.warp = __shfl_sync(all_lanes, static_cast<int>(threadIdx.x / 32), 0);  // uniform, and known to be
     at.lane = static_cast<int>(threadIdx.x % 32);
     set_up_barriers(at);

@@ -6,11 +6,14 @@
 
 namespace sparsemla::detail::wide {
 
-/// Calls visit(kernel) with the instantiation for this form, if there is one.
+/// Calls visit(kernel) with the instantiation for this form. Throws Error (unsupported) where there is none.
 template <int kParts, class Visit>
 void with_kernel(StageForm form, const Visit& visit) {
     const auto with_form = [&]<StageForm kForm>() {
-        if constexpr (kParts == 1 || !is_f16(kForm)) visit(decode<WideTile<kForm, kParts>>);
+        if constexpr (kParts == 1 || !is_f16(kForm))
+            visit(decode<WideTile<kForm, kParts>>);
+        else
+            throw Error(ErrorKind::unsupported, "p_format", "P of one number with codes of FP16", "of two");
     };
     switch (form) {
         case StageForm::codes_576: return with_form.template operator()<StageForm::codes_576>();
