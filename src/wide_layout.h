@@ -7,8 +7,9 @@ namespace sparsemla::detail::wide {
 
 inline constexpr int heads = 64;            ///< of a CTA: the M of one wgmma
 inline constexpr int step_keys = 32;        ///< half of a chunk: what is converted and multiplied at a time
-inline constexpr int raw_steps = 2;         ///< under way to shared memory as they are stored: a chunk
-inline constexpr int max_stages = 3;        ///< steps as halves
+inline constexpr int lower_dims = 256;      ///< that are multiplied while the others are still converted
+inline constexpr int min_stages = 2;        ///< steps as halves: the scores are a step ahead of the values
+inline constexpr int max_stages = 3;
 inline constexpr int value_warps = 8;       ///< two warpgroups, of 256 dimensions each
 inline constexpr int converting_warps = 4;  ///< they gather, too
 inline constexpr int score_warps = 4;       ///< one warpgroup
@@ -16,21 +17,50 @@ inline constexpr int threads = 32 * (value_warps + converting_warps + score_warp
 /// What waits for helpers, syncs multiplying warps and lays out the workspace is decode_balanced's.
 static_assert(value_warps == latency::multiplying_warps && converting_warps == latency::helper_warps);
 inline constexpr int pieces = 4;          ///< that are announced and not yet begun by all
-inline constexpr int weight_buffers = 2;  ///< P of so many steps
 
 /// Whether codes and P are FP16 in shared memory: where no scale of few dimensions asks for more exponents. Otherwise
 /// all is BF16, and P one such number (p_bf16) or the sum of two (p_f16, and better).
 constexpr bool is_f16(StageForm form) { return stage_layout(form).is_plain() || stage_layout(form).has_groups(); }
 
+/// Of P as FP16 by default: leaves 2^4 for a running maximum that has risen since its anchor was chosen.
+inline constexpr float f16_p_scale = 2048;
+
 /// Barriers, pieces, masks, scales and weights: WideShared of cuda/decode_wide_tile.cuh.
-inline constexpr std::size_t small_shared_bytes = 9 * 1024;
+inline constexpr std::size_t small_shared_bytes = 8 * 1024;
+
+/// Records as they are stored, on their way to a stage. Their lower dimensions have room for two steps, the others for
+/// one: they come once those of the step before are halves. Records with scales of blocks stay whole, in two rooms.
+struct RawLayout {
+    int lower_pitch = 0;   ///< bytes between two records' lower dimensions [2 steps][step_keys]
+    int upper_pitch = 0;   ///< of the others [step_keys]
+    int scales_pitch = 0;  ///< of groups [2 steps][step_keys]
+
+    constexpr bool is_whole() const { return upper_pitch == 0; }
+    constexpr std::size_t upper() const { return static_cast<std::size_t>(2 * step_keys * lower_pitch); }
+    constexpr std::size_t scales() const { return upper() + static_cast<std::size_t>(step_keys * upper_pitch); }
+    constexpr std::size_t bytes() const { return scales() + static_cast<std::size_t>(2 * step_keys * scales_pitch); }
+};
+
+constexpr RawLayout raw_layout(StageForm form) {
+    const StageLayout record = stage_layout(form);
+    if (record.has_blocks()) return {.lower_pitch = record.pitch};
+    if (record.codes == 0)  // an odd number of 16 bytes: a lane reads 32 bytes, 16 at a time
+        return {.lower_pitch = 2 * lower_dims + 16, .upper_pitch = 2 * (record.d_qk - lower_dims) + 16};
+    return {.lower_pitch = lower_dims,
+            .upper_pitch = record.codes - lower_dims + 2 * record.wide(),
+            .scales_pitch = record.has_groups() ? 16 : 0};
+}
+
+/// Four lanes read 64 bytes of a record, eight lanes of two records at a time: where all records begin in the same
+/// banks, odd ones have each two of their blocks of 64 bytes exchanged.
+constexpr bool exchanges_blocks(int pitch) { return pitch % 128 == 0; }
 
 /// Byte offsets in a CTA's shared memory.
 struct SharedLayout {
     std::size_t query = 0;    ///< halves [d_qk / 64][heads][64], 128-byte swizzle
     std::size_t stages = 0;   ///< halves [stages][d_qk / 64][step_keys][64], 128-byte swizzle
-    std::size_t weights = 0;  ///< P: f32x4 [weight_buffers][4][128 threads]
-    std::size_t raw = 0;      ///< records as of stage_layout.h [64]
+    std::size_t weights = 0;  ///< P of a step: f32x4 [4][128 threads]
+    std::size_t raw = 0;      ///< as of raw_layout
     std::size_t bytes = 0;
 };
 
@@ -44,8 +74,8 @@ constexpr SharedLayout shared_layout(StageForm form, int stages) {
     layout.query = small_shared_bytes;
     layout.stages = layout.query + static_cast<std::size_t>(record.d_qk * heads * 2);
     layout.weights = layout.stages + static_cast<std::size_t>(stages) * step_bytes(form);
-    layout.raw = layout.weights + std::size_t(weight_buffers) * heads * step_keys * 4;
-    layout.bytes = layout.raw + static_cast<std::size_t>(raw_steps * step_keys * record.pitch);
+    layout.raw = layout.weights + std::size_t(heads) * step_keys * 4;
+    layout.bytes = layout.raw + raw_layout(form).bytes();
     return layout;
 }
 

@@ -176,7 +176,7 @@ __device__ void write_row(const Params& params, const Place<T>& at, const Column
         const float max = partial.running[i].max, sum = sum_of_shares(partial.running[i].sum);
         if (at.lane != 0) continue;
         const float sink = sink_of(params.call, at.first_head + head);
-        store_shared(at.weight(at.split, head), value_factor * output_factor(params.call, sink, max, sum));
+        store_shared(at.weight(at.split, head), output_weight(params.call, value_factor, sink, max, sum));
         if (at.first_head + head < params.call.heads) write_lse(params.call, at.row, at.first_head + head, max, sum);
     }
     sync_multipliers();

@@ -25,13 +25,14 @@ __device__ inline float sink_of(const Params& params, int head) {
                                                            : params.sinks[head * params.sinks_stride] * 1.44269504F;
 }
 
-/// out_scale / (l + 2^(sink - max)): the larger of max and sink is the reference, so that neither power overflows.
-__device__ inline float output_factor(const Params& params, float sink, float max, float sum) {
+/// What sums that lack `value_factor` are worth in the output: that times out_scale / (l + 2^(sink - max)). The larger of
+/// max and sink is the reference, so that neither power overflows. 0 where no column counts, whatever the other factors.
+__device__ inline float output_weight(const Params& params, float value_factor, float sink, float max, float sum) {
     const bool above = sink > max;
     const float less = exp2_approximate(above ? max - sink : sink - max);
     const float of_sum = above ? less : 1.0F, of_sink = above ? 1.0F : less;
     const float factor = params.out_scale * (of_sum * reciprocal_approximate(sum * of_sum + of_sink));
-    return sum == 0 ? 0 : factor;  // no column: +0, whatever the sink
+    return sum == 0 ? 0 : value_factor * factor;
 }
 
 __device__ inline void write_lse(const Params& params, int row, int head, float max, float sum) {
@@ -72,9 +73,12 @@ struct SplitWeights {
 #pragma unroll
         for (int j = 0; j < 2; ++j) weights[j] = stats[j].x == -INFINITY ? 0 : exp2_approximate(stats[j].x - max);
         sum = warp_sum<lanes>(weights[0] * stats[0].y + weights[1] * stats[1].y);
-        factor = output_factor(params, sink, max, sum);
+        factor = output_weight(params, 1, sink, max, sum);
     }
-    __device__ float weight(int j, float value_factor) const { return weights[j] * value_factor * factor; }
+    /// 0 of a split without columns, whatever its value factor.
+    __device__ float weight(int j, float value_factor) const {
+        return weights[j] == 0 ? 0 : weights[j] * value_factor * factor;
+    }
 
    private:
     float factor;
@@ -122,7 +126,7 @@ struct Statistics {
         for (int i = 0; i < rounds; ++i)
             if (lane == 0)
                 store_shared(at.weight(at.split, heads[i]),
-                             value_factor * output_factor(params, sinks[i], maxima[i], sums[i]));
+                             output_weight(params, value_factor, sinks[i], maxima[i], sums[i]));
     }
 
     /// To every CTA of the row.

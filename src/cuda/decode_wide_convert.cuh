@@ -23,47 +23,139 @@ __device__ int row_of_lane(const WidePlace<T>& at) {
 struct Gathered {
     bool exists;  ///< there is such a step
     bool present;
-    bool packed;   ///< E2M1
-    bool second;   ///< of source 1
-    uint2 scales;  ///< of blocks: a quarter, as stored
+    bool packed;             ///< E2M1
+    bool second;             ///< of source 1
+    uint2 scales;             ///< of blocks: a quarter, as stored
+    const std::byte* record;  ///< null where it is absent
+    const std::byte* rope;    ///< the same of one in a tensor of its own
 };
 
-/// 16-byte pieces of a record by its four lanes in turn: `from` and `to` of this lane's first one. Offsets are known
-/// then, and no lane asks another one for an address.
-template <int kPieces>
-__device__ void copy_quarter(SharedAddress to, const std::byte* from, int quarter, bool absent) {
-    [&]<int... kRounds>(std::integer_sequence<int, kRounds...>) {
-        (copy_16_async_at<64 * kRounds>(to, from, absent), ...);
-    }
-    (std::make_integer_sequence<int, kPieces / 4>());
-    if (kPieces % 4 != 0 && quarter < kPieces % 4) copy_16_async_at<kPieces / 4 * 64>(to, from, absent);
-}
-
-/// Starts the copies of this warp's part of half a chunk; they are a group. `slot`: of this lane's record.
+/// Where a lane's record was copied to. Blocks of 64 bytes; odd records may have each two of them exchanged.
 template <class T>
-__device__ void gather_half(const latency::Params& params, const WidePlace<T>& at, const Columns& columns, int slot,
-                            const StepOfPiece& step, int room, Gathered& gathered) {
+struct RawRecord {
+    SharedAddress lower, upper;
+    int exchanged_lower, exchanged_upper;  ///< 64, where they are
+
+    __device__ RawRecord(const WidePlace<T>& at, int room) {
+        const int row = row_of_lane(at), odd = row % 2 * 64;
+        lower = at.lower_of_record(room, row);
+        upper = T::raw.is_whole() ? lower + lower_dims : at.upper_of_record(row);
+        exchanged_lower = exchanges_blocks(T::raw.lower_pitch) ? odd : 0;
+        exchanged_upper = !T::raw.is_whole() && exchanges_blocks(T::raw.upper_pitch) ? odd : 0;
+    }
+    /// Of codes: 64 dimensions.
+    __device__ SharedAddress block(int number) const {
+        return number < lower_dims / 64 ? lower + (64 * number ^ exchanged_lower)
+                                        : upper + ((64 * number - lower_dims) ^ exchanged_upper);
+    }
+    /// Of wide values: half a block of 64 dimensions.
+    __device__ SharedAddress half_of_wide(int number, int half) const {
+        if (T::record.codes > 0)
+            return T::raw.is_whole()
+                       ? lower + T::record.wide_offset + 64 * (2 * number + half) - 2 * T::record.codes
+                       : upper + ((64 * (2 * number + half) - T::record.codes - lower_dims) ^ exchanged_upper);
+        return (number < lower_dims / 64 ? lower + 128 * number : upper + 128 * number - 2 * lower_dims) + 64 * half;
+    }
+};
+
+/// Copies of eight records, 128 bytes of each by eight lanes: as much of a record at a time as a line of the L1 holds.
+/// Each lane helps with two records. Offsets are known when this is compiled.
+struct RecordCopies {
+    const std::byte* from[2];  ///< null where the record is absent
+    int row, piece;            ///< of the warp's eight, the first record; of 128 bytes, the lane's 16
+
+    /// `record`: of record lane / 4, null where it is absent.
+    __device__ RecordCopies(const std::byte* record, int lane) : row(lane / 8), piece(lane % 8) {
+        const auto pointer = reinterpret_cast<unsigned long long>(record);
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+            from[i] = reinterpret_cast<const std::byte*>(__shfl_sync(all_lanes, pointer, 4 * (row + 4 * i)));
+    }
+
+    /// kRuns * 128 bytes of each from byte `offset` on; `to`: of the warp's first record.
+    template <int kRuns, int kPitch>
+    __device__ void copy(SharedAddress to, int offset) const {
+        constexpr bool exchanges = exchanges_blocks(kPitch);
+        to += row * kPitch + (exchanges ? piece ^ row % 2 * 4 : piece) * 16;
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+            [&]<int... kNumbers>(std::integer_sequence<int, kNumbers...>) {
+                (copy_16_async_at<128 * kNumbers>(to + i * 4 * kPitch, from[i] + offset + 16 * piece,
+                                                  from[i] == nullptr),
+                 ...);
+            }(std::make_integer_sequence<int, kRuns>());
+    }
+
+    /// 64 bytes of each: half of the lanes have the first record, the others the second.
+    template <int kPitch>
+    __device__ void copy_half_run(SharedAddress to, int offset) const {
+        static_assert(!exchanges_blocks(kPitch));
+        const int half = piece / 4;
+        const std::byte* record = half == 0 ? from[0] : from[1];
+        copy_16_async(to + (row + 4 * half) * kPitch + piece % 4 * 16, record + offset + piece % 4 * 16,
+                      record == nullptr);
+    }
+};
+
+/// Starts the copies of this warp's part of half a chunk, its lower dimensions or, of records that stay whole, all of
+/// it; they are a group. `slot`: of this lane's record.
+template <class T>
+__device__ void gather_lower(const latency::Params& params, const WidePlace<T>& at, const Columns& columns, int slot,
+                             const StepOfPiece& step, int room, Gathered& gathered) {
     const int number = step.number, column = step.half * step_keys + row_of_lane(at), quarter = at.lane % 4;
-    const SharedAddress to = at.record(0, room * step_keys + row_of_lane(at)) + quarter * 16;
-    constexpr RecordLayout stored = stored_layout(T::form);
+    const int first_row = records_of_warp * at.helper();
+    const std::byte* record;
     if constexpr (T::record.is_plain()) {
         const Found found = find_record<T>(params, columns, slot, number, column);
         gathered.present = found.present;
-        copy_quarter<T::d_qk / 16>(to, found.record + quarter * 16, quarter, !found.present);
+        record = found.record;
     } else {
         const SourceView& source = params.sources[columns.is_second(number) ? 1 : 0];
         const RecordParts parts = find_parts<T>(params, columns, slot, number, column);
         gathered.present = parts.present;
-        gathered.packed = T::form == StageForm::blocks_576 ||
-                          (T::form == StageForm::blocks_512 && source.record == Record::nvfp4_v41);
-        gathered.second = columns.is_second(number);
-        if constexpr (T::record.has_groups()) {
-            copy_quarter<stored.record_bytes / 16>(to, parts.data + quarter * 16, quarter, !parts.present);
-        } else {
-            if constexpr (T::record.has_blocks()) gathered.scales = load_scales<T>(source, parts, quarter);
-            copy_records_of_form(params, at, source, parts,
-                                 at.record(0, room * step_keys + row_of_lane(at) - at.lane / 4));
+        record = parts.data;
+        if constexpr (T::record.codes == 0) {
+            const std::byte* rope = source.rope != nullptr ? parts.more : record + 2 * value_dims;
+            gathered.rope = parts.present ? rope : nullptr;
         }
+        if constexpr (T::record.has_blocks()) {
+            gathered.packed = T::form == StageForm::blocks_576 ||
+                              (T::form == StageForm::blocks_512 && source.record == Record::nvfp4_v41);
+            gathered.second = columns.is_second(number);
+            gathered.scales = load_scales<T>(source, parts, quarter);
+            copy_records_of_form(params, at, source, parts, at.lower_of_record(room, first_row));
+        }
+    }
+    if constexpr (!T::raw.is_whole()) {
+        constexpr int lower_bytes = T::record.codes > 0 ? lower_dims : 2 * lower_dims;
+        gathered.record = gathered.present ? record : nullptr;
+        const RecordCopies copies(gathered.record, at.lane);
+        copies.copy<lower_bytes / 128, T::raw.lower_pitch>(at.lower_of_record(room, first_row), 0);
+        if constexpr (T::record.has_groups())
+            if (quarter == 0)
+                copy_16_async(at.scales_of_record(room, row_of_lane(at)), record + T::record.scales_offset,
+                              !gathered.present);
+    }
+    commit_copies();
+}
+
+/// The same of the upper dimensions of records that do not stay whole.
+template <class T>
+__device__ void gather_upper(const WidePlace<T>& at, const Gathered& gathered) {
+    static_assert(!T::raw.is_whole());
+    const SharedAddress to = at.upper_of_record(records_of_warp * at.helper());
+    constexpr int pitch = T::raw.upper_pitch;
+    const RecordCopies copies(gathered.record, at.lane);
+    if constexpr (T::record.codes == 0) {
+        constexpr int latent_bytes = 2 * (value_dims - lower_dims);
+        copies.copy<latent_bytes / 128, pitch>(to, 2 * lower_dims);
+        RecordCopies(gathered.rope, at.lane).copy<1, pitch>(to + latent_bytes, 0);
+    } else {
+        constexpr int code_bytes = T::record.codes - lower_dims;
+        copies.copy<code_bytes / 128, pitch>(to, lower_dims);
+        if constexpr (code_bytes % 128 != 0)
+            copies.copy_half_run<pitch>(to + code_bytes / 128 * 128, lower_dims + code_bytes / 128 * 128);
+        if constexpr (T::record.wide() > 0) copies.copy<1, pitch>(to + code_bytes, T::record.wide_offset);
     }
     commit_copies();
 }
@@ -80,8 +172,8 @@ __device__ inline void scale_halves(std::uint32_t scale, uint4& halves) {
 /// kBlocks blocks from `first` on of eight records, of which this lane has a quarter of one: all loads come before all
 /// work. To `to` and, the upper half of the quarter, `to_upper`.
 template <class T, int kBlocks>
-__device__ void convert_codes(SharedAddress record, int quarter, const Gathered& gathered, int first, SharedAddress to,
-                              SharedAddress to_upper) {
+__device__ void convert_codes(const RawRecord<T>& record, int quarter, const Gathered& gathered, int first,
+                              SharedAddress to, SharedAddress to_upper) {
     const bool scaled = T::record.has_blocks() && 64 * first < T::record.scaled;
     const bool packed =
         (T::form == StageForm::blocks_512 || T::form == StageForm::blocks_576) && scaled && gathered.packed;
@@ -91,13 +183,13 @@ __device__ void convert_codes(SharedAddress record, int quarter, const Gathered&
     for (int i = 0; i < kBlocks; ++i) {
         const int block = first + i;
         if (packed) {
-            const uint2 pairs = load_shared<uint2>(record + packed_bytes + 32 * block + 8 * quarter);
+            const uint2 pairs = load_shared<uint2>(record.lower + packed_bytes + 32 * block + 8 * quarter);
             codes[i].x = pairs.x;
             codes[i].z = pairs.y;
         } else {
-            codes[i] = load_shared<uint4>(record + 64 * block + 16 * quarter);
+            codes[i] = load_shared<uint4>(record.block(block) + 16 * quarter);
         }
-        if (scaled) scales[i] = load_shared_16(record + T::record.scales_offset + (4 * block + quarter) * 2);
+        if (scaled) scales[i] = load_shared_16(record.lower + T::record.scales_offset + (4 * block + quarter) * 2);
     }
     std::uint32_t nan = 0;
     if constexpr (T::half == Half::f16) {
@@ -137,55 +229,65 @@ __device__ void convert_codes(SharedAddress record, int quarter, const Gathered&
 
 /// The same of a block of BF16 values.
 template <class T>
-__device__ void convert_wide(SharedAddress record, int quarter, int block, SharedAddress to, SharedAddress to_upper) {
-    const SharedAddress from = record + T::record.wide_offset + (64 * block - T::record.codes) * 2 + quarter * 32;
+__device__ void convert_wide(const RawRecord<T>& record, int quarter, int block, SharedAddress to,
+                             SharedAddress to_upper) {
+    const SharedAddress from = record.half_of_wide(block, quarter / 2) + quarter % 2 * 32;
     const uint4 lower = load_shared<uint4>(from), upper = load_shared<uint4>(from + 16);
     store_shared(to + block * T::KeyTile::block_bytes, lower);
     store_shared(to_upper + block * T::KeyTile::block_bytes, upper);
 }
 
-/// A warp's eight records of a step, which have come, to a stage.
-template <class T>
-__device__ void convert_half(const latency::Params& params, const WidePlace<T>& at, const Gathered& gathered, int room,
-                             int stage) {
+/// Blocks [kBegin, kEnd) of a warp's eight records of a step, which have come, to a stage.
+template <int kBegin, int kEnd, class T>
+__device__ void convert_blocks(const WidePlace<T>& at, const RawRecord<T>& record, const Gathered& gathered, int stage) {
     const int quarter = at.lane % 4, row = row_of_lane(at);
-    const SharedAddress record = at.record(0, room * step_keys + row);
+    const SharedAddress to = at.step_tile(stage) + T::KeyTile::byte(row, 2 * quarter);
+    const SharedAddress to_upper = at.step_tile(stage) + T::KeyTile::byte(row, 2 * quarter + 1);
+    constexpr int code_blocks = T::record.codes / 64;
+    constexpr int alike = (T::record.has_blocks() ? T::record.scaled : T::record.codes) / 64;  // codes with scales
+    constexpr int end = std::min(kEnd, alike), count = end - kBegin;
+    if constexpr (T::half == Half::f16) {  // straight code: no addresses to compute
+        convert_codes<T, count - count / 2>(record, quarter, gathered, kBegin, to, to_upper);
+        convert_codes<T, count / 2>(record, quarter, gathered, end - count / 2, to, to_upper);
+    } else if constexpr (count > 0) {
+        constexpr int together = count % 3 == 0 ? 3 : count % 2 == 0 ? 2 : 1;
+#pragma unroll 1
+        for (int block = kBegin; block < end; block += together)
+            convert_codes<T, together>(record, quarter, gathered, block, to, to_upper);
+    }
+#pragma unroll 1
+    for (int block = std::max(kBegin, alike); block < std::min(kEnd, code_blocks); ++block)
+        convert_codes<T, 1>(record, quarter, gathered, block, to, to_upper);
+#pragma unroll 1
+    for (int block = std::max(kBegin, code_blocks); block < kEnd; ++block)
+        convert_wide<T>(record, quarter, block, to, to_upper);
+    fence_async_proxy();
+    __syncwarp();
+}
+
+/// A step's lower dimensions, what columns name records, and scales.
+template <class T>
+__device__ void convert_lower(const latency::Params& params, const WidePlace<T>& at, const Gathered& gathered, int room,
+                              int stage) {
+    const int quarter = at.lane % 4, row = row_of_lane(at);
+    const RawRecord<T> record(at, room);
     if constexpr (T::record.has_blocks()) {
-        store_shared(record + T::record.scales_offset + quarter * 16,
+        store_shared(record.lower + T::record.scales_offset + quarter * 16,
                      block_scales<T>(params.sources[gathered.second ? 1 : 0], gathered.scales));
         __syncwarp();
     }
-    if (quarter == 0) store_shared_8(at.present_of_step(stage) + row, gathered.present ? 1 : 0);
+    const std::uint32_t present = __ballot_sync(all_lanes, gathered.present);
+    if (at.lane == 0) store_shared(at.present_of_step(stage) + at.helper() * 4, present);
     if constexpr (T::record.has_groups())
-        store_shared(at.scale(stage, quarter, row), load_shared<float>(record + T::record.scales_offset + quarter * 4));
-    const SharedAddress to = at.step_tile(stage) + T::KeyTile::byte(row, 2 * quarter);
-    const SharedAddress to_upper = at.step_tile(stage) + T::KeyTile::byte(row, 2 * quarter + 1);
-    const auto announce = [&](SharedAddress barrier) {
-        fence_async_proxy();
-        __syncwarp();
-        arrive_as_warp(barrier, at.lane);
-    };
-    constexpr int code_blocks = T::record.codes / 64;
-    constexpr int alike = (T::record.has_blocks() ? T::record.scaled : T::record.codes) / 64;  // codes with scales
-    const auto convert_blocks = [&]<int kBegin, int kEnd>() {
-        constexpr int end = std::min(kEnd, alike), count = end - kBegin;
-        if constexpr (count > 0) {
-            constexpr int together = count % 3 == 0 ? 3 : count % 2 == 0 ? 2 : 1;
-#pragma unroll 1
-            for (int block = kBegin; block < end; block += together)
-                convert_codes<T, together>(record, quarter, gathered, block, to, to_upper);
-        }
-#pragma unroll 1
-        for (int block = std::max(kBegin, alike); block < std::min(kEnd, code_blocks); ++block)
-            convert_codes<T, 1>(record, quarter, gathered, block, to, to_upper);
-#pragma unroll 1
-        for (int block = std::max(kBegin, code_blocks); block < kEnd; ++block)
-            convert_wide<T>(record, quarter, block, to, to_upper);
-    };
-    convert_blocks.template operator()<0, T::lower_dims / 64>();
-    announce(at.lower_full(stage));
-    convert_blocks.template operator()<T::lower_dims / 64, T::blocks>();
-    announce(at.full(stage));
+        store_shared(at.scale(stage, quarter, row), load_shared<float>(at.scales_of_record(room, row) + quarter * 4));
+    convert_blocks<0, lower_dims / 64>(at, record, gathered, stage);
+    arrive_as_warp(at.lower_full(stage), at.lane);
+}
+
+template <class T>
+__device__ void convert_upper(const WidePlace<T>& at, const Gathered& gathered, int room, int stage) {
+    convert_blocks<lower_dims / 64, T::blocks>(at, RawRecord<T>(at, room), gathered, stage);
+    arrive_as_warp(at.full(stage), at.lane);
 }
 
 /// The steps of a CTA, piece after piece, as they are gathered; announces each piece to the other warps.
@@ -199,9 +301,9 @@ class Gatherer {
 
     __device__ bool has_more() const { return has_more_; }
 
-    /// Starts the next step's copies, and loads the slots of the one after it.
+    /// Starts the next step's first copies, and loads the slots of the one after it.
     __device__ void gather(Gathered& gathered, int room) {
-        gather_half(params_.call, at_, columns_, slot_, step_, room, gathered);
+        gather_lower(params_.call, at_, columns_, slot_, step_, room, gathered);
         if (step_.advance(params_, columns_, piece_))
             load_slot_of_lane();
         else
@@ -239,13 +341,14 @@ class Gatherer {
     bool has_more_;
 };
 
-/// What the warps that convert do: the copies of two steps are under way while one before them becomes halves.
+/// What the warps that convert do: while a step becomes halves, the copies of the next one are under way, and those of
+/// the one after that as far as there is room (RawLayout).
 template <class T>
 __device__ void convert(const Params& params, WidePlace<T>& at, WideShared& shared) {
-    static_assert(raw_steps == 2);
     Gatherer<T> gatherer(params, at, shared);
     Turn stage;
-    Gathered first, second;
+    Gathered first, second, third;
+    // A group of copies, even where there is no such step: they are counted.
     const auto gather = [&](Gathered& gathered, int room) {
         gathered.exists = gatherer.has_more();
         if (gathered.exists)
@@ -253,23 +356,38 @@ __device__ void convert(const Params& params, WidePlace<T>& at, WideShared& shar
         else
             commit_copies();
     };
-    const auto convert_next = [&](const Gathered& gathered, int room) {
-        wait_mbarrier(at.empty(stage.number), stage.parity ^ 1);
-        wait_for_copy_groups<raw_steps - 1>();
-        __syncwarp();  // the copies of all lanes
-        convert_half(params.call, at, gathered, room, stage.number);
-        stage.advance(at.stages_of_keys);
+    const auto gather_rest = [&](const Gathered& gathered) {
+        if constexpr (!T::raw.is_whole()) {
+            if (gathered.exists)
+                gather_upper(at, gathered);
+            else
+                commit_copies();
+        }
     };
     gather(first, 0);
     gather(second, 1);
+    gather_rest(first);
     // The same code for both rooms: instructions come from far.
 #pragma unroll 1
     for (int room = 0; first.exists; room ^= 1) {
-        convert_next(first, room);
-        Gathered next;
-        gather(next, room);
+        wait_mbarrier(at.empty(stage.number), stage.parity ^ 1);
+        // Under way since: the lower dimensions of the next step, and the upper ones of this one.
+        wait_for_copy_groups<T::raw.is_whole() ? 1 : 2>();
+        __syncwarp();  // the copies of all lanes
+        convert_lower(params.call, at, first, room, stage.number);
+        if constexpr (!T::raw.is_whole()) {
+            gather(third, room);
+            wait_for_copy_groups<1>();
+            __syncwarp();
+        }
+        convert_upper(at, first, room, stage.number);
+        if constexpr (T::raw.is_whole())
+            gather(third, room);
+        else
+            gather_rest(second);
+        stage.advance(at.stages_of_keys);
         first = second;
-        second = next;
+        second = third;
     }
 }
 

@@ -2,7 +2,7 @@
 // for 64 heads at a time, and works in steps of half a chunk:
 //   warps that convert   slots -> records as they are stored, two steps ahead -> halves in a ring of stages, once for
 //                        all heads
-//   warps of the scores  queries times keys, softmax; P to
+//   warps of the scores  queries times keys, beside the softmax of the step before; P to
 //   warps of the values  P times values, 256 dimensions a warpgroup; then the sums of a piece: handed over, written, or
 //                        sent as a partial output; at last the merges
 #pragma once
@@ -23,10 +23,8 @@ __device__ void set_up_barriers(const WidePlace<T>& at) {
         init_mbarrier(at.full(i), arrivals_of_warp * converting_warps);
         init_mbarrier(at.empty(i), arrivals_of_warp * (score_warps + value_warps));
     }
-    for (int i = 0; i < weight_buffers; ++i) {
-        init_mbarrier(at.weights_full(i), arrivals_of_warp * score_warps);
-        init_mbarrier(at.weights_empty(i), arrivals_of_warp * value_warps);
-    }
+    init_mbarrier(at.weights_full(), arrivals_of_warp * score_warps);
+    init_mbarrier(at.weights_empty(), arrivals_of_warp * value_warps);
     for (int i = 0; i < wide::pieces; ++i) {
         init_mbarrier(at.piece_full(i), arrivals_of_warp);
         init_mbarrier(at.piece_empty(i), arrivals_of_warp * (score_warps + value_warps));
@@ -56,8 +54,8 @@ __global__ void __launch_bounds__(wide::threads, 1) decode(const __grid_constant
     at.base = shared_address(memory);
     at.stages_of_keys = params.call.stages;
     at.keys = at.base + static_cast<SharedAddress>(T::layout.stages);
-    at.weight_buffers_begin = at.keys + at.stages_of_keys * T::step_bytes;
-    at.stages = at.weight_buffers_begin + weight_buffers * T::heads * step_keys * 4;
+    at.weights_begin = at.keys + at.stages_of_keys * T::step_bytes;
+    at.stages = at.weights_begin + T::heads * step_keys * 4;
     at.warp = __shfl_sync(all_lanes, static_cast<int>(threadIdx.x / 32), 0);  // uniform, and known to be
     at.lane = static_cast<int>(threadIdx.x % 32);
     set_up_barriers(at);

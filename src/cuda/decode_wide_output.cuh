@@ -10,14 +10,14 @@ namespace sparsemla::detail::wide {
 inline constexpr int value_threads = 32 * value_warps;
 inline constexpr int quads = 32;  ///< of a thread's sums: 8 dimensions of its warp's 16 heads each
 
-/// Of dimensions 128 * half .. of the warpgroup's.
+/// Of dimensions 64 * block .. of the warpgroup's.
 struct Sums {
-    float of_half[2][64];
+    float of_block[4][32];
 };
 
 /// Of a thread's sums, 16 bytes: dims 2t, 2t + 1 of 8, of heads g and g + 8.
 __device__ inline float4 quad_of(const Sums& sums, int i) {
-    const float* quad = sums.of_half[i / 16] + i % 16 * 4;
+    const float* quad = sums.of_block[i / 8] + i % 8 * 4;
     return {quad[0], quad[1], quad[2], quad[3]};
 }
 
@@ -111,9 +111,9 @@ __device__ void write_row(const latency::Params& params, const WidePlace<T>& at,
     const int t = at.lane % 4;
     if (!params.out_octets) {
 #pragma unroll
-        for (int half = 0; half < 2; ++half)
+        for (float(&block)[32] : sums.of_block)
 #pragma unroll
-            for (int i = 0; i < 64; ++i) sums.of_half[half][i] *= i % 4 < 2 ? weight.x : weight.y;
+            for (int i = 0; i < 32; ++i) block[i] *= i % 4 < 2 ? weight.x : weight.y;
 #pragma unroll
         for (int i = 0; i < quads; ++i) wide::store_quad(params, to, i, quad_of(sums, i), t);
         return;

@@ -11,15 +11,21 @@ namespace sparsemla::detail::wide {
 /// Heads times keys of a step.
 using Scores = float[16];
 
-/// Starts the products of dimensions [begin, end).
-template <class T, Half kHalf>
-__device__ void start_products(const WidePlace<T>& at, int stage, Scores& sums, int begin, int end, bool first) {
-    const std::uint64_t keys = T::KeyTile::rows(at.step_tile(stage)), query = T::QueryTile::rows(at.query_tile());
+/// Starts the products of dimensions [kBegin, kEnd).
+template <Half kHalf, int kBegin, int kEnd, class T>
+__device__ void start_products(const WidePlace<T>& at, int stage, Scores& sums, bool first) {
+    // Their lower words alone change. In registers, or all of them would be computed before the loop, and spilled.
+    std::uint32_t keys = lower_word(T::KeyTile::rows(at.step_tile(stage)));
+    std::uint32_t query = lower_word(T::QueryTile::rows(at.query_tile()));
+    asm volatile("" : "+r"(keys), "+r"(query));
+    constexpr std::uint32_t upper = T::QueryTile::upper_word();
+    static_assert(upper == T::KeyTile::upper_word());
     fence_mma();
 #pragma unroll
-    for (int dim = begin; dim < end; dim += 16)
-        mma_async_shared<kHalf>(sums, query + T::QueryTile::rows_from(dim), keys + T::KeyTile::rows_from(dim),
-                                !first || dim > begin);
+    for (int dim = kBegin; dim < kEnd; dim += 16)
+        mma_async_shared<kHalf, upper>(sums, query + static_cast<std::uint32_t>(T::QueryTile::rows_from(dim)),
+                                       keys + static_cast<std::uint32_t>(T::KeyTile::rows_from(dim)),
+                                       !first || dim > kBegin);
     commit_mma();
 }
 
@@ -43,50 +49,58 @@ __device__ inline void add_group(Scores& sums, const Scores& of_group, const Key
     }
 }
 
-/// Dot products of a step, with the scales of groups. Waits for the step's records.
+/// Dot products of a step that are under way: of groups each one's own, before its scales.
+struct Products {
+    Scores even, odd;
+};
+
+__device__ inline void wait_for_keys(SharedAddress barrier, const Turn& stage) {
+    wait_mbarrier(barrier, stage.parity);
+    __syncwarp();
+}
+
+/// Starts those of the lower dimensions, once they are there.
 template <class T>
-__device__ void compute_dot_products(const WidePlace<T>& at, const Turn& stage, Scores& sums) {
-    const int i = stage.number;
-    const auto wait_for = [&](SharedAddress barrier) {
-        wait_mbarrier(barrier, stage.parity);
-        __syncwarp();
-    };
-    wait_for(at.lower_full(i));
+__device__ void start_lower_products(const WidePlace<T>& at, const Turn& stage, Products& products) {
+    wait_for_keys(at.lower_full(stage.number), stage);
     if constexpr (!T::record.has_groups()) {
-        start_products<T, T::half>(at, i, sums, 0, T::lower_dims, true);
-        wait_for(at.full(i));
-        start_products<T, T::half>(at, i, sums, T::lower_dims, T::d_qk, false);
-        wait_for_mma<0>();
-        pin(sums);
+        start_products<T::half, 0, lower_dims>(at, stage.number, products.even, true);
     } else {
-        Scores even, odd;  // groups
-        start_products<T, T::half>(at, i, even, 0, 128, true);
-        start_products<T, T::half>(at, i, odd, 128, 256, true);
-        {
-            const KeyScales keys(at, i, 0);
-            wait_for_mma<1>();
-            pin(even);
-            add_group(sums, even, keys, true);
-        }
-        wait_for(at.full(i));
-        start_products<T, T::half>(at, i, even, 256, 384, true);
-        {
-            const KeyScales keys(at, i, 1);
-            wait_for_mma<1>();
-            pin(odd);
-            add_group(sums, odd, keys, false);
-        }
+        start_products<T::half, 0, 128>(at, stage.number, products.even, true);
+        start_products<T::half, 128, lower_dims>(at, stage.number, products.odd, true);
+    }
+}
+
+/// The others, and what becomes of all of them: the step's dot products, with the scales of groups.
+template <class T>
+__device__ void finish_products(const WidePlace<T>& at, const Turn& stage, Products& products, Scores& sums) {
+    Scores &even = products.even, &odd = products.odd;
+    const int i = stage.number;
+    if constexpr (!T::record.has_groups()) {
+        wait_for_keys(at.full(i), stage);
+        start_products<T::half, lower_dims, T::d_qk>(at, i, even, false);
+        wait_for_mma<0>();
+        pin(even);
+#pragma unroll
+        for (int j = 0; j < 16; ++j) sums[j] = even[j];
+    } else {
+        wait_for_mma<0>();  // <1> would not be understood: ptxas counts groups in straight code only
+        pin(even);
+        pin(odd);
+        add_group(sums, even, KeyScales(at, i, 0), true);
+        add_group(sums, odd, KeyScales(at, i, 1), false);
+        wait_for_keys(at.full(i), stage);
+        Scores rope;
+        start_products<T::half, 256, 384>(at, i, even, true);
+        if constexpr (T::record.wide() > 0) start_products<Half::bf16, T::record.codes, T::d_qk>(at, i, rope, true);
+        start_products<T::half, 384, 512>(at, i, odd, true);
+        wait_for_mma<1>();
+        pin(even);
+        add_group(sums, even, KeyScales(at, i, 2), false);
         if constexpr (T::record.wide() > 0) {
-            pin(sums);
-            start_products<T, Half::bf16>(at, i, sums, T::record.codes, T::d_qk, false);
-        }
-        start_products<T, T::half>(at, i, odd, 384, 512, true);
-        {
-            const KeyScales keys(at, i, 2);
-            wait_for_mma<1>();
-            pin(even);
-            pin(sums);
-            add_group(sums, even, keys, false);
+            pin(rope);
+#pragma unroll
+            for (int j = 0; j < 16; ++j) sums[j] += rope[j];
         }
         const KeyScales keys(at, i, 3);
         wait_for_mma<0>();
@@ -98,7 +112,7 @@ __device__ void compute_dot_products(const WidePlace<T>& at, const Turn& stage, 
 /// Where the step's records change from source 0 to source 1, older sums change their k_scale.
 struct SumsOfSource {
     bool second;
-    float p_scale;  ///< 0: values of source 1 count as nothing (SourceChange)
+    bool vanish = false;  ///< values of source 1 count as nothing (SourceChange)
     float score_factor;
 
     /// Before a piece's first step: of the source of the step before it, if there is one.
@@ -107,10 +121,9 @@ struct SumsOfSource {
         second = columns.is_second(number_of(params, columns, piece.split, max(piece.begin - 1, 0)));
         const Factors factors = factors_of(params.call, params.call.sources[second ? 1 : 0]);
         score_factor = factors.score;
-        p_scale = params.call.p_scale;
         if (T::record.is_plain() && second && piece.split < columns.first_end &&
             change_of_source(factors_of(params.call, params.call.sources[0]).values, factors.values).second_vanishes)
-            p_scale = 0;
+            vanish = true;
     }
 
     /// Before a step; returns what older sums are worth.
@@ -122,25 +135,57 @@ struct SumsOfSource {
         score_factor = factors.score;
         if constexpr (!T::record.is_plain()) return 1;
         const SourceChange change = change_of_source(factors_of(params, params.sources[0]).values, factors.values);
-        if (change.second_vanishes) p_scale = 0;
+        vanish = change.second_vanishes;
         return change.older;
     }
 };
 
-/// Softmax of a step: dot products to P times p_scale, and what older sums are worth, to the warps of the values.
+/// How the exponents of P are counted. They are relative to an anchor, a whole number that the running maximum may
+/// exceed by `lag`: most steps leave older sums as they are then, and what does not is exact. P is times 2^shift, the
+/// plan's p_scale, and so are its sums.
+struct Exponents {
+    float shift, lag;
+
+    template <class T>
+    static __device__ Exponents of(const latency::Params& params) {
+        constexpr int most_lag = 4, most_f16 = 15;  // p_scale * 2^lag <= 2^15
+        const int shift = exponent_field(__float_as_uint(params.p_scale)) - 127;
+        return {static_cast<float>(shift),
+                static_cast<float>(T::half == Half::f16 ? min(most_lag, most_f16 - shift) : most_lag)};
+    }
+};
+
+/// Softmax of a step: dot products to P, and what older sums are worth, to the warps of the values.
 template <class T>
-__device__ void weigh_step(const WidePlace<T>& at, int stage, const std::uint32_t (&present)[4], Scores& scores,
-                           const SumsOfSource& sums, const float (&query_scales)[2], float older, Running (&running)[2],
-                           Turn& buffer) {
-    float largest[2] = {-INFINITY, -INFINITY};
+__device__ void weigh_step(const WidePlace<T>& at, int stage, Scores& scores, const SumsOfSource& sums,
+                           const Exponents& exponents, float older, Running (&running)[2], Turn& weights) {
+    float factors[2] = {sums.score_factor, sums.score_factor};
+    if constexpr (T::half == Half::f16)
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
+        for (int i = 0; i < 2; ++i)
+            factors[i] *= load_shared<float>(at.query_scale(16 * at.score_warp() + at.lane / 4 + 8 * i));
+    const uint4 present = load_shared<uint4>(at.present_of_step(stage));  // four bits a key
+    // Factors whose order counts, as not to overflow, or that turn the order of scores around.
+    if (__any_sync(all_lanes, !(fminf(factors[0], factors[1]) > 0 && fmaxf(factors[0], factors[1]) < INFINITY))) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            float& score = scores[4 * j + i];
-            score = (present[j] & (i % 2 == 0 ? 0xFFU : 0xFF00U)) != 0 ? score * sums.score_factor * query_scales[i / 2]
-                                                                       : -INFINITY;
-            largest[i / 2] = fmaxf(largest[i / 2], score);
+        for (int i = 0; i < 2; ++i) {
+            float query_scale = 1;
+            if constexpr (T::half == Half::f16)
+                query_scale = load_shared<float>(at.query_scale(16 * at.score_warp() + at.lane / 4 + 8 * i));
+#pragma unroll
+            for (int j = 0; j < 16; ++j)
+                if (j % 4 / 2 == i) scores[j] *= sums.score_factor, scores[j] *= query_scale;
+            factors[i] = 1;
+        }
+    }
+    if ((present.x & present.y & present.z & present.w) != ~0U) {
+        const std::uint32_t words[4] = {present.x, present.y, present.z, present.w};
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            const std::uint32_t word = words[j] >> (8 * (at.lane % 4));
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                if ((word & (i % 2 == 0 ? 0x1 : 0x10)) == 0) scores[4 * j + i] = -INFINITY;
         }
     }
     __syncwarp();  // scales and masks are read
@@ -148,35 +193,41 @@ __device__ void weigh_step(const WidePlace<T>& at, int stage, const std::uint32_
     float keep[2], anchor[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-        largest[i] = fmaxf(largest[i], __shfl_xor_sync(all_lanes, largest[i], 1));
-        largest[i] = fmaxf(largest[i], __shfl_xor_sync(all_lanes, largest[i], 2));
-        const float old_max = running[i].max;
-        running[i].max = fmaxf(old_max, largest[i]);
-        anchor[i] = running[i].max == -INFINITY ? 0.0F : running[i].max;  // no key yet: all are masked
-        keep[i] = exp2_approximate(old_max - anchor[i]);
+        const float* of_head = scores + 2 * i;  // of each 8 keys, the thread's two
+        float largest = fmaxf(fmaxf(fmaxf(of_head[0], of_head[1]), fmaxf(of_head[4], of_head[5])),
+                              fmaxf(fmaxf(of_head[8], of_head[9]), fmaxf(of_head[12], of_head[13])));
+        largest = fmaxf(largest, __shfl_xor_sync(all_lanes, largest, 1));
+        largest = fmaxf(largest, __shfl_xor_sync(all_lanes, largest, 2)) * factors[i];
+        const float old = running[i].max;
+        if (largest > old + exponents.lag) running[i].max = ceilf(largest);
+        const float reference = running[i].max == -INFINITY ? 0.0F : running[i].max;  // no key yet: all are masked
+        keep[i] = exp2_approximate(old - reference);
+        anchor[i] = exponents.shift - reference;
         running[i].sum *= keep[i];
     }
 #pragma unroll
-    for (int j = 0; j < 16; ++j) scores[j] = exp2_approximate(scores[j] - anchor[j % 4 / 2]);
-        // As a tree: few roundings a step, however many steps a row has (numerics.md, LSE).
+    for (int j = 0; j < 16; ++j)
+        scores[j] = exp2_approximate(fmaf(scores[j], factors[j % 4 / 2], anchor[j % 4 / 2]));
+    // As a tree: few roundings a step, however many steps a row has (numerics.md, LSE).
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-        const float* of_head = scores + 2 * i;  // of 8 keys, the thread's two
+        const float* of_head = scores + 2 * i;
         running[i].sum += ((of_head[0] + of_head[1]) + (of_head[4] + of_head[5])) +
                           ((of_head[8] + of_head[9]) + (of_head[12] + of_head[13]));
     }
+    if (sums.vanish)
 #pragma unroll
-    for (float& score : scores) score *= sums.p_scale;
+        for (float& score : scores) score = 0;
     const int thread = 32 * at.score_warp() + at.lane;
-    wait_mbarrier(at.weights_empty(buffer.number), buffer.parity ^ 1);
+    wait_mbarrier(at.weights_empty(), weights.parity ^ 1);
 #pragma unroll
     for (int j = 0; j < 4; ++j)
-        store_shared(at.weights_of_thread(buffer.number, j, thread), scores[4 * j], scores[4 * j + 1],
-                     scores[4 * j + 2], scores[4 * j + 3]);
-    store_shared(at.keep_of_thread(buffer.number, thread), keep[0] * older, keep[1] * older);
+        store_shared(at.weights_of_thread(j, thread), scores[4 * j], scores[4 * j + 1], scores[4 * j + 2],
+                     scores[4 * j + 3]);
+    store_shared(at.keep_of_thread(thread), keep[0] * older, keep[1] * older);
     __syncwarp();
-    arrive_as_warp(at.weights_full(buffer.number), at.lane);
-    buffer.advance(weight_buffers);
+    arrive_as_warp(at.weights_full(), at.lane);
+    weights.advance(1);
 }
 
 /// What a split's sums are to be multiplied by: they lack a k_scale, and are times p_scale; of groups neither, as their
@@ -215,6 +266,7 @@ __device__ void end_scores(const Params& params, const WidePlace<T>& at, const C
             float sum = running[i].sum;
             sum += __shfl_xor_sync(all_lanes, sum, 1);
             sum += __shfl_xor_sync(all_lanes, sum, 2);
+            sum *= params.call.inverse_p_scale;
             const int head = 16 * at.score_warp() + at.lane / 4 + 8 * i;
             if (at.lane % 4 != 0) continue;
             if (columns.num_splits() > 1) {
@@ -223,8 +275,7 @@ __device__ void end_scores(const Params& params, const WidePlace<T>& at, const C
                     running[i].max, sum};
             } else {
                 const float sink = sink_of(params.call, at.first_head + head);
-                store_shared(at.weight(piece.split, head), value_factor<T>(params.call, columns, piece.split) *
-                                                               output_factor(params.call, sink, running[i].max, sum));
+                store_shared(at.weight(piece.split, head), output_weight(params.call, value_factor<T>(params.call, columns, piece.split), sink, running[i].max, sum));
                 if (at.first_head + head < params.call.heads)
                     write_lse(params.call, at.row, at.first_head + head, running[i].max, sum);
             }
@@ -244,7 +295,8 @@ __device__ inline void leave_flag(std::uint32_t* flag, bool first_thread) {
 /// What the warps of the scores do.
 template <class T>
 __device__ void score(const Params& params, WidePlace<T>& at, const WideShared& shared) {
-    Turn stage, buffer, pieces, end;
+    const Exponents exponents = Exponents::of<T>(params.call);
+    Turn stage, weights, pieces, end;
     bool is_first = true;
     for (int left = shared.share.chunks; left > 0;) {
         const Piece piece = take_piece(at, shared, pieces);
@@ -263,25 +315,24 @@ __device__ void score(const Params& params, WidePlace<T>& at, const WideShared& 
             sync_scores();  // all have seen the flag
             leave_flag(flag, thread == 0);
         }
-        const int head = 16 * at.score_warp() + at.lane / 4;
-        float query_scales[2] = {1, 1};
-        if constexpr (T::half == Half::f16) {
-            query_scales[0] = load_shared<float>(at.query_scale(head));
-            query_scales[1] = load_shared<float>(at.query_scale(head + 8));
-        }
         SumsOfSource sums(params, at, columns, piece);
         StepOfPiece step(params, columns, piece);
-        do {
+        Products products;
+        Scores scores;
+        start_lower_products(at, stage, products);
+        finish_products(at, stage, products, scores);
+        while (true) {
+            const int weighed = stage.number;
             const float older = sums.enter<T>(params.call, columns.is_second(step.number));
-            Scores products;
-            compute_dot_products(at, stage, products);
-            std::uint32_t present[4];  // two keys each
-#pragma unroll
-            for (int j = 0; j < 4; ++j)
-                present[j] = load_shared_16(at.present_of_step(stage.number) + 8 * j + 2 * (at.lane % 4));
-            weigh_step(at, stage.number, present, products, sums, query_scales, older, running, buffer);
             stage.advance(at.stages_of_keys);
-        } while (step.advance(params, columns, piece));
+            if (!step.advance(params, columns, piece)) {
+                weigh_step(at, weighed, scores, sums, exponents, older, running, weights);
+                break;
+            }
+            start_lower_products(at, stage, products);
+            weigh_step(at, weighed, scores, sums, exponents, older, running, weights);
+            finish_products(at, stage, products, scores);
+        }
         end_scores(params, at, columns, piece, running, end);
         sync_scores();  // nobody reads the query any more
     }

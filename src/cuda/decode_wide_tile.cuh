@@ -9,13 +9,16 @@ namespace sparsemla::detail::wide {
 using namespace balanced;
 using balanced::Params;
 
+/// Between the scales of two groups: as records' scales are stored together, four groups must not meet in the same bank.
+inline constexpr int scales_of_group = step_keys + 8;
+
 /// Shared memory that is small.
 struct WideShared {
     std::uint64_t lower_full[max_stages];  ///< dimensions 0 .. lower_dims - 1 of the step's records are there as halves
     std::uint64_t full[max_stages];        ///< all of them
     std::uint64_t empty[max_stages];       ///< nobody reads the stage any more
-    std::uint64_t weights_full[weight_buffers];
-    std::uint64_t weights_empty[weight_buffers];
+    std::uint64_t weights_full;   ///< P of a step is there
+    std::uint64_t weights_empty;  ///< all have read it
     std::uint64_t piece_full[wide::pieces];
     std::uint64_t piece_empty[wide::pieces];
     std::uint64_t first_query;  ///< is there, as halves
@@ -24,11 +27,11 @@ struct WideShared {
     Piece pieces[wide::pieces];
     int sums[wide::threads / 32], largest[wide::threads / 32];  ///< of each warp, while the CTA's chunks are found
     Share share;
-    std::uint8_t present[max_stages][step_keys];    ///< 1 where the step's column names a record
-    float scales[max_stages][4][step_keys];         ///< of groups, [group][key]
-    float2 keep[weight_buffers][32 * score_warps];  ///< what older sums are worth, of a thread's two heads
-    float weight[max_splits][wide::heads];          ///< of each split's sums in the output
-    float query_scale[wide::heads];                 ///< what scores are to be multiplied by
+    uint4 present[max_stages];  ///< of the step's columns four bits each: whether it names a record
+    float scales[max_stages][4][scales_of_group];  ///< of groups, [group][key]
+    float2 keep[32 * score_warps];                ///< what older sums are worth, of a thread's two heads
+    float weight[max_splits][wide::heads];        ///< of each split's sums in the output
+    float query_scale[wide::heads];               ///< what scores are to be multiplied by
 };
 static_assert(sizeof(WideShared) <= small_shared_bytes);
 
@@ -46,10 +49,10 @@ struct WideTile {
     static constexpr int blocks = d_qk / 64;
     static constexpr Half half = is_f16(kForm) ? Half::f16 : Half::bf16;
     static constexpr int parts = kParts;
-    static constexpr int lower_dims = 256;  ///< that are multiplied while the others are still converted
     static_assert(half == Half::bf16 || parts == 1);
-    static constexpr int pitch = record.pitch;              ///< of records as they are stored
-    static constexpr int stage_bytes = chunk_keys * pitch;  ///< the same
+    static constexpr RawLayout raw = raw_layout(kForm);
+    static constexpr int pitch = raw.lower_pitch;  ///< what the gather of decode_latency takes for a stage's
+    static constexpr int stage_bytes = chunk_keys * pitch;
     static constexpr int step_bytes = static_cast<int>(wide::step_bytes(kForm));
     static constexpr SharedLayout layout = shared_layout(kForm, 1);  ///< what does not depend on the stages
     /// Such that nothing is spilled.
@@ -67,7 +70,7 @@ struct WideTile {
 /// its `stages` are the records as they are stored, its helpers the warps that convert.
 template <class T>
 struct WidePlace : Place<T> {
-    SharedAddress keys, weight_buffers_begin;
+    SharedAddress keys, weights_begin;
     int stages_of_keys;
 
     __device__ bool converts() const {
@@ -77,25 +80,34 @@ struct WidePlace : Place<T> {
 
     __device__ SharedAddress small(std::size_t offset) const { return this->base + static_cast<SharedAddress>(offset); }
     __device__ SharedAddress lower_full(int i) const { return small(offsetof(WideShared, lower_full)) + i * 8; }
-    __device__ SharedAddress weights_full(int i) const { return small(offsetof(WideShared, weights_full)) + i * 8; }
-    __device__ SharedAddress weights_empty(int i) const { return small(offsetof(WideShared, weights_empty)) + i * 8; }
+    __device__ SharedAddress weights_full() const { return small(offsetof(WideShared, weights_full)); }
+    __device__ SharedAddress weights_empty() const { return small(offsetof(WideShared, weights_empty)); }
     __device__ SharedAddress piece_full(int i) const { return small(offsetof(WideShared, piece_full)) + i * 8; }
     __device__ SharedAddress piece_empty(int i) const { return small(offsetof(WideShared, piece_empty)) + i * 8; }
     __device__ SharedAddress first_query() const { return small(offsetof(WideShared, first_query)); }
     __device__ SharedAddress end_full() const { return small(offsetof(WideShared, end_full)); }
     __device__ SharedAddress end_empty() const { return small(offsetof(WideShared, end_empty)); }
     __device__ SharedAddress present_of_step(int stage) const {
-        return small(offsetof(WideShared, present)) + stage * step_keys;
+        return small(offsetof(WideShared, present)) + stage * 16;
     }
     __device__ SharedAddress scale(int stage, int group, int key) const {
-        return small(offsetof(WideShared, scales)) + ((stage * 4 + group) * step_keys + key) * 4;
+        return small(offsetof(WideShared, scales)) + ((stage * 4 + group) * scales_of_group + key) * 4;
     }
-    __device__ SharedAddress keep_of_thread(int buffer, int thread) const {
-        return small(offsetof(WideShared, keep)) + (buffer * 32 * score_warps + thread) * 8;
+    __device__ SharedAddress keep_of_thread(int thread) const { return small(offsetof(WideShared, keep)) + thread * 8; }
+    /// Of P: 16 bytes of each thread of a warpgroup.
+    __device__ SharedAddress weights_of_thread(int quad, int thread) const {
+        return weights_begin + (quad * 32 * score_warps + thread) * 16;
     }
-    /// Of P in a buffer: 16 bytes of each thread of a warpgroup.
-    __device__ SharedAddress weights_of_thread(int buffer, int quad, int thread) const {
-        return weight_buffers_begin + ((buffer * 4 + quad) * 32 * score_warps + thread) * 16;
+    /// Of a record as it is stored: the lower dimensions, where it is whole all of it.
+    __device__ SharedAddress lower_of_record(int room, int row) const {
+        return this->stages + (room * step_keys + row) * T::raw.lower_pitch;
+    }
+    __device__ SharedAddress upper_of_record(int row) const {
+        return this->stages + static_cast<SharedAddress>(T::raw.upper()) + row * T::raw.upper_pitch;
+    }
+    __device__ SharedAddress scales_of_record(int room, int row) const {
+        return this->stages + static_cast<SharedAddress>(T::raw.scales()) +
+               (room * step_keys + row) * T::raw.scales_pitch;
     }
     __device__ SharedAddress query_scale(int head) const { return small(offsetof(WideShared, query_scale)) + head * 4; }
     __device__ SharedAddress query_tile() const { return this->base + static_cast<SharedAddress>(T::layout.query); }

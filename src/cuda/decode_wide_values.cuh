@@ -24,7 +24,7 @@ struct GroupAnchors {
     }
 
     /// Complete sums, to units of 1 and without p_scale, with which they might be too large.
-    __device__ void finish(float inverse_p_scale, int half, float (&sums)[64]) const {
+    __device__ void finish(float inverse_p_scale, int half, float (&sums)[32]) const {
         const float factor = power_of_two(fields[half] - 1), rest = 2 * inverse_p_scale;
 #pragma unroll
         for (float& sum : sums) sum = sum * rest * factor;
@@ -77,9 +77,10 @@ struct WeightFragments {
 template <class T>
 using Weights = WeightFragments<T::half, T::parts>;
 
-/// Starts sums (+)= P * V of one half of the warpgroup's dimensions.
+/// Starts sums (+)= P * V of one half of the warpgroup's dimensions. Products of 64 dimensions: those of the scores,
+/// which are small, take turns with these.
 template <class T>
-__device__ void start_values(const WidePlace<T>& at, int stage, int half, const Weights<T>& weights, float (&sums)[64],
+__device__ void start_values(const WidePlace<T>& at, int stage, int half, const Weights<T>& weights, Sums& sums,
                              bool first) {
     const std::uint64_t values =
         T::KeyTile::values(at.step_tile(stage)) + T::KeyTile::values_from(256 * at.warpgroup() + 128 * half, 0);
@@ -88,21 +89,26 @@ __device__ void start_values(const WidePlace<T>& at, int stage, int half, const 
     for (int part = 0; part < T::parts; ++part)
 #pragma unroll
         for (int step = 0; step < 2; ++step)
-            mma_async_values<T::half>(sums, weights.parts[part][step], values + T::KeyTile::values_from(0, 16 * step),
-                                      !first || part + step > 0);
+#pragma unroll
+            for (int block = 0; block < 2; ++block)
+                mma_async_values<T::half>(sums.of_block[2 * half + block], weights.parts[part][step],
+                                          values + T::KeyTile::values_from(64 * block, 16 * step),
+                                          !first || part + step > 0);
     commit_mma();
 }
 
 /// Older sums, where some maximum or anchor rose.
-__device__ inline void rescale(float (&sums)[64], const float2& keep) {
+__device__ inline void rescale(Sums& sums, int half, const float2& keep) {
     if (!__any_sync(all_lanes, keep.x != 1 || keep.y != 1)) return;
 #pragma unroll
-    for (int i = 0; i < 64; ++i) sums[i] *= i % 4 < 2 ? keep.x : keep.y;
+    for (int block = 0; block < 2; ++block)
+#pragma unroll
+        for (int i = 0; i < 32; ++i) sums.of_block[2 * half + block][i] *= i % 4 < 2 ? keep.x : keep.y;
 }
 
 /// P * V of a step, complete when it returns.
 template <class T>
-__device__ void add_step(const WidePlace<T>& at, const Turn& stage, Turn& buffer, GroupAnchors& anchors, Sums& sums,
+__device__ void add_step(const WidePlace<T>& at, const Turn& stage, Turn& weights_turn, GroupAnchors& anchors, Sums& sums,
                          bool first) {
     wait_mbarrier(at.full(stage.number), stage.parity);
     __syncwarp();
@@ -111,18 +117,19 @@ __device__ void add_step(const WidePlace<T>& at, const Turn& stage, Turn& buffer
     if constexpr (T::record.has_groups())
 #pragma unroll
         for (int half = 0; half < 2; ++half) factors[half] = anchors.raise(at, stage.number, half, older[half]);
-    wait_mbarrier(at.weights_full(buffer.number), buffer.parity);
+    wait_mbarrier(at.weights_full(), weights_turn.parity);
     __syncwarp();
     const int thread = static_cast<int>(threadIdx.x) % score_threads;
-    const float2 keep = load_shared<float2>(at.keep_of_thread(buffer.number, thread));
+    const float2 keep = load_shared<float2>(at.keep_of_thread(thread));
     float4 p[4];
 #pragma unroll
-    for (int j = 0; j < 4; ++j) p[j] = load_shared<float4>(at.weights_of_thread(buffer.number, j, thread));
+    for (int j = 0; j < 4; ++j) p[j] = load_shared<float4>(at.weights_of_thread(j, thread));
     __syncwarp();
-    arrive_as_warp(at.weights_empty(buffer.number), at.lane);
+    arrive_as_warp(at.weights_empty(), at.lane);
+    weights_turn.advance(1);
     if (!first)
 #pragma unroll
-        for (int half = 0; half < 2; ++half) rescale(sums.of_half[half], {keep.x * older[half], keep.y * older[half]});
+        for (int half = 0; half < 2; ++half) rescale(sums, half, {keep.x * older[half], keep.y * older[half]});
     if constexpr (T::record.has_groups()) {
         const auto keys_of = [&](int half) {
             KeyScales keys(at, stage.number, 2 * at.warpgroup() + half);
@@ -131,19 +138,17 @@ __device__ void add_step(const WidePlace<T>& at, const Turn& stage, Turn& buffer
             return keys;
         };
         const Weights<T> lower(p, keys_of(0));
-        start_values(at, stage.number, 0, lower, sums.of_half[0], first);
+        start_values(at, stage.number, 0, lower, sums, first);
         const Weights<T> upper(p, keys_of(1));
-        start_values(at, stage.number, 1, upper, sums.of_half[1], first);
+        start_values(at, stage.number, 1, upper, sums, first);
         wait_for_mma<0>();
     } else {
         const Weights<T> weights(p);
 #pragma unroll
-        for (int half = 0; half < 2; ++half) start_values(at, stage.number, half, weights, sums.of_half[half], first);
+        for (int half = 0; half < 2; ++half) start_values(at, stage.number, half, weights, sums, first);
         wait_for_mma<0>();
     }
-    pin(sums.of_half[0]);
-    pin(sums.of_half[1]);
-    buffer.advance(weight_buffers);
+    for (float(&block)[32] : sums.of_block) pin(block);
     arrive_as_warp(at.empty(stage.number), at.lane);
 }
 
@@ -166,7 +171,7 @@ __device__ void take_over(const Params& params, const WidePlace<T>& at, GroupAnc
 #pragma unroll
     for (int i = 0; i < quads; ++i) {
         const float4 quad = load_from_grid(from + i * value_threads);
-        float* to = sums.of_half[i / 16] + i % 16 * 4;
+        float* to = sums.of_block[i / 8] + i % 8 * 4;
         to[0] = quad.x;
         to[1] = quad.y;
         to[2] = quad.z;
@@ -192,7 +197,8 @@ __device__ void end_values(const Params& params, const WidePlace<T>& at, const C
                                                                                      __int_as_float(anchors.fields[1])};
         if (!hands_over)
 #pragma unroll
-            for (int half = 0; half < 2; ++half) anchors.finish(params.call.inverse_p_scale, half, sums.of_half[half]);
+            for (int block = 0; block < 4; ++block)
+                anchors.finish(params.call.inverse_p_scale, block / 2, sums.of_block[block]);
     }
     if (!writes) {
         float4* const to = hands_over ? handed_sums(params, static_cast<int>(blockIdx.x)) : row.quad(piece.split, 0);
@@ -220,7 +226,7 @@ __device__ void end_values(const Params& params, const WidePlace<T>& at, const C
 /// What the warps of the values do.
 template <class T>
 __device__ void sum_values(const Params& params, WidePlace<T>& at, const WideShared& shared) {
-    Turn stage, buffer, pieces, end;
+    Turn stage, weights, pieces, end;
     Sums sums;
     bool merges = false;
     help_with_first_query(params, at, shared.share);
@@ -233,7 +239,7 @@ __device__ void sum_values(const Params& params, WidePlace<T>& at, const WideSha
         if (!first) take_over(params, at, anchors, sums);
         StepOfPiece step(params, columns, piece);
         do {
-            add_step(at, stage, buffer, anchors, sums, first);
+            add_step(at, stage, weights, anchors, sums, first);
             first = false;
             stage.advance(at.stages_of_keys);
         } while (step.advance(params, columns, piece));

@@ -25,7 +25,7 @@ void expect_right_on_every_grid(Step& step, const PlanOptions& schedule, const s
     for (const int sms : {1, 2, 3, 5, 13, 64}) {
         if (testing::Test::HasFailure()) return;
         PlanOptions options = schedule;
-        if (sms == 3) options.stages = 1;
+        if (sms == 3) options.stages = 2;
         options.trigger = sms % 3 == 0 ? Trigger::start : sms % 3 == 1 ? Trigger::loaded : Trigger::end;
         const Plan plan = plan_for(step, sms, options);
         DeviceCall call = step.place(plan);

@@ -40,8 +40,9 @@ __global__ void scores_kernel(const uint4* q, const uint4* k, float* d) {
     device::fence_mma();
 #pragma unroll
     for (int dim = 0; dim < dims; dim += 16)
-        device::mma_async_shared<kHalf>(sums, BlockTile<heads>::rows(query) + BlockTile<heads>::rows_from(dim),
-                                        BlockTile<keys>::rows(cache) + BlockTile<keys>::rows_from(dim), dim > 0);
+        device::mma_async_shared<kHalf, BlockTile<heads>::upper_word()>(
+            sums, device::lower_word(BlockTile<heads>::rows(query) + BlockTile<heads>::rows_from(dim)),
+            device::lower_word(BlockTile<keys>::rows(cache) + BlockTile<keys>::rows_from(dim)), dim > 0);
     device::commit_mma();
     device::wait_for_mma<0>();
     device::pin(sums);
@@ -51,7 +52,7 @@ __global__ void scores_kernel(const uint4* q, const uint4* k, float* d) {
     for (int i = 0; i < keys / 2; ++i) d[(head + i % 4 / 2 * 8) * keys + i / 4 * 8 + 2 * (lane % 4) + i % 2] = sums[i];
 }
 
-/// d (+)= p * v for dimensions dim .. dim + 127: [heads][128]. p: [heads][keys / 2] pairs.
+/// d (+)= p * v for dimensions dim .. dim + 63: [heads][64]. p: [heads][keys / 2] pairs.
 template <Half kHalf>
 __global__ void values_kernel(const std::uint32_t* p, const uint4* v, float* d, int dim, bool accumulate) {
     extern __shared__ __align__(1024) unsigned char shared[];
@@ -66,10 +67,10 @@ __global__ void values_kernel(const std::uint32_t* p, const uint4* v, float* d, 
     for (int step = 0; step < keys / 16; ++step)
 #pragma unroll
         for (int i = 0; i < 4; ++i) weights[step][i] = p[(head + i % 2 * 8) * (keys / 2) + step * 8 + i / 2 * 4 + t];
-    const auto place = [&](int i) { return (head + i % 4 / 2 * 8) * 128 + i / 4 * 8 + 2 * t + i % 2; };
-    float sums[64];
+    const auto place = [&](int i) { return (head + i % 4 / 2 * 8) * 64 + i / 4 * 8 + 2 * t + i % 2; };
+    float sums[32];
 #pragma unroll
-    for (int i = 0; i < 64; ++i) sums[i] = d[place(i)];
+    for (int i = 0; i < 32; ++i) sums[i] = d[place(i)];
     device::pin(sums);
     for (device::FragmentA& fragment : weights) device::pin(fragment);
     device::fence_mma();
@@ -82,7 +83,7 @@ __global__ void values_kernel(const std::uint32_t* p, const uint4* v, float* d, 
     device::wait_for_mma<0>();
     device::pin(sums);
 #pragma unroll
-    for (int i = 0; i < 64; ++i) d[place(i)] = sums[i];
+    for (int i = 0; i < 32; ++i) d[place(i)] = sums[i];
 }
 
 constexpr std::size_t shared_bytes = (heads + keys) * dims * 2;
@@ -132,16 +133,16 @@ template <Half kHalf>
 void expect_weights_times_values() {
     const std::vector<float> p = whole_numbers(heads * keys, 3), v = whole_numbers(keys * dims, 4);
     const DeviceArray<std::uint32_t> p_there(pairs<kHalf>(p)), v_there(pairs<kHalf>(v));
-    for (const int dim : {0, 128})
+    for (const int dim : {0, 64, 128})
         for (const bool accumulate : {false, true}) {
-            const std::vector<float> before = whole_numbers(heads * 128, 5);
+            const std::vector<float> before = whole_numbers(heads * 64, 5);
             const DeviceArray<float> d(before);
             run(values_kernel<kHalf>, {.threads = 128, .shared_bytes = shared_bytes}, p_there.data(),
                 reinterpret_cast<const uint4*>(v_there.data()), d.data(), dim, accumulate);
             const std::vector<float> got = d.values();
             for (int head = 0; head < heads; ++head)
-                for (int i = 0; i < 128; ++i) {
-                    const auto place = static_cast<std::size_t>(head * 128 + i);
+                for (int i = 0; i < 64; ++i) {
+                    const auto place = static_cast<std::size_t>(head * 64 + i);
                     float sum = accumulate ? before[place] : 0;
                     for (int key = 0; key < keys; ++key)
                         sum += p[static_cast<std::size_t>(head * keys + key)] *

@@ -40,6 +40,10 @@ struct BlockTile {
 
     /// 16 dimensions of all rows: the first ones, and how much further those from `dim` (a multiple of 16) on are.
     __device__ static std::uint64_t rows(SharedAddress tile) { return SwizzledTile<128>::descriptor(tile); }
+    /// The upper 32 bits of that, which no address changes.
+    __device__ static constexpr std::uint32_t upper_word() {
+        return static_cast<std::uint32_t>(SwizzledTile<128>::mode << 30) | 8 * 128 / 16;
+    }
     __device__ static constexpr std::uint64_t rows_from(int dim) {
         return static_cast<std::uint64_t>((dim / 64 * block_bytes + dim % 64 * 2) / 16);
     }
@@ -157,95 +161,87 @@ __device__ inline void mma_async(float (&d)[16], const FragmentA& a, std::uint64
     }
 }
 
-// d (+)= a * b^T, K = 16, of 64 heads and 32 keys, both in shared memory. d: for each 8 keys, heads g and g + 8
-// of the warp's 16 and keys 2t, 2t + 1.
-template <Half kHalf>
-__device__ inline void mma_async_shared(float (&d)[16], std::uint64_t a, std::uint64_t b, int accumulate) {
+__device__ inline std::uint32_t lower_word(std::uint64_t descriptor) { return static_cast<std::uint32_t>(descriptor); }
+
+// d (+)= a * b^T, K = 16, of 64 heads and 32 keys, both in shared memory: lower words of their descriptors, which have
+// the same upper one. d: for each 8 keys, heads g and g + 8 of the warp's 16 and keys 2t, 2t + 1.
+template <Half kHalf, std::uint32_t kUpper>
+__device__ inline void mma_async_shared(float (&d)[16], std::uint32_t a, std::uint32_t b, int accumulate) {
     if constexpr (kHalf == Half::f16) {
         asm volatile(
             "{\n"
             ".reg .pred p;\n"
+            ".reg .b64 a, b;\n"
             "setp.ne.b32 p, %18, 0;\n"
+            "mov.b64 a, {%16, %19};\n"
+            "mov.b64 b, {%17, %19};\n"
             "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 "
             "{%0, %1, %2, %3, %4, %5, %6, %7, "
             "%8, %9, %10, %11, %12, %13, %14, %15}, "
-            "%16, %17, p, 1, 1, 0, 0;\n"
+            "a, b, p, 1, 1, 0, 0;\n"
             "}"
             : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
               "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
-            : "l"(a), "l"(b), "r"(accumulate)
+            : "r"(a), "r"(b), "r"(accumulate), "n"(kUpper)
             : "memory");
     } else {
         asm volatile(
             "{\n"
             ".reg .pred p;\n"
+            ".reg .b64 a, b;\n"
             "setp.ne.b32 p, %18, 0;\n"
+            "mov.b64 a, {%16, %19};\n"
+            "mov.b64 b, {%17, %19};\n"
             "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
             "{%0, %1, %2, %3, %4, %5, %6, %7, "
             "%8, %9, %10, %11, %12, %13, %14, %15}, "
-            "%16, %17, p, 1, 1, 0, 0;\n"
+            "a, b, p, 1, 1, 0, 0;\n"
             "}"
             : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
               "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
-            : "l"(a), "l"(b), "r"(accumulate)
+            : "r"(a), "r"(b), "r"(accumulate), "n"(kUpper)
             : "memory");
     }
 }
 
-// d (+)= a * b, K = 16, of 64 heads and 128 dimensions; b: BlockTile::values. d: for each 8 dimensions, heads g
+// d (+)= a * b, K = 16, of 64 heads and 64 dimensions; b: BlockTile::values. d: for each 8 dimensions, heads g
 // and g + 8 of the warp's 16 and dimensions 2t, 2t + 1.
 template <Half kHalf>
-__device__ inline void mma_async_values(float (&d)[64], const FragmentA& a, std::uint64_t b, int accumulate) {
+__device__ inline void mma_async_values(float (&d)[32], const FragmentA& a, std::uint64_t b, int accumulate) {
     if constexpr (kHalf == Half::f16) {
         asm volatile(
             "{\n"
             ".reg .pred p;\n"
-            "setp.ne.b32 p, %69, 0;\n"
-            "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 "
+            "setp.ne.b32 p, %37, 0;\n"
+            "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
             "{%0, %1, %2, %3, %4, %5, %6, %7, "
             "%8, %9, %10, %11, %12, %13, %14, %15, "
             "%16, %17, %18, %19, %20, %21, %22, %23, "
-            "%24, %25, %26, %27, %28, %29, %30, %31, "
-            "%32, %33, %34, %35, %36, %37, %38, %39, "
-            "%40, %41, %42, %43, %44, %45, %46, %47, "
-            "%48, %49, %50, %51, %52, %53, %54, %55, "
-            "%56, %57, %58, %59, %60, %61, %62, %63}, "
-            "{%64, %65, %66, %67}, %68, p, 1, 1, 1;\n"
+            "%24, %25, %26, %27, %28, %29, %30, %31}, "
+            "{%32, %33, %34, %35}, %36, p, 1, 1, 1;\n"
             "}"
             : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
               "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
               "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-              "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-              "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
-              "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
-              "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
-              "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+              "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate)
             : "memory");
     } else {
         asm volatile(
             "{\n"
             ".reg .pred p;\n"
-            "setp.ne.b32 p, %69, 0;\n"
-            "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+            "setp.ne.b32 p, %37, 0;\n"
+            "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
             "{%0, %1, %2, %3, %4, %5, %6, %7, "
             "%8, %9, %10, %11, %12, %13, %14, %15, "
             "%16, %17, %18, %19, %20, %21, %22, %23, "
-            "%24, %25, %26, %27, %28, %29, %30, %31, "
-            "%32, %33, %34, %35, %36, %37, %38, %39, "
-            "%40, %41, %42, %43, %44, %45, %46, %47, "
-            "%48, %49, %50, %51, %52, %53, %54, %55, "
-            "%56, %57, %58, %59, %60, %61, %62, %63}, "
-            "{%64, %65, %66, %67}, %68, p, 1, 1, 1;\n"
+            "%24, %25, %26, %27, %28, %29, %30, %31}, "
+            "{%32, %33, %34, %35}, %36, p, 1, 1, 1;\n"
             "}"
             : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
               "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
               "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-              "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-              "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
-              "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
-              "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
-              "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+              "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate)
             : "memory");
     }
