@@ -7,7 +7,7 @@ namespace sparsemla::detail::wide {
 
 inline constexpr int heads = 64;            ///< of a CTA: the M of one wgmma
 inline constexpr int step_keys = 32;        ///< half of a chunk: what is converted and multiplied at a time
-inline constexpr int lower_dims = 256;      ///< that are multiplied while the others are still converted
+inline constexpr int lower_dims = 256;      ///< of a record: they come, and become halves, before the others
 inline constexpr int min_stages = 2;        ///< steps as halves: the scores are a step ahead of the values
 inline constexpr int max_stages = 3;
 inline constexpr int value_warps = 8;       ///< two warpgroups, of 256 dimensions each

@@ -21,13 +21,11 @@ __device__ int row_of_lane(const WidePlace<T>& at) {
 
 /// What a lane keeps of record lane / 4 from its gather to its conversion.
 struct Gathered {
-    bool exists;  ///< there is such a step
-    bool present;
-    bool packed;             ///< E2M1
-    bool second;             ///< of source 1
-    uint2 scales;             ///< of blocks: a quarter, as stored
     const std::byte* record;  ///< null where it is absent
-    const std::byte* rope;    ///< the same of one in a tensor of its own
+    const std::byte* rope;    ///< of wide records the same
+    uint2 scales;             ///< of blocks: a quarter, as stored
+    std::uint32_t flags;      ///< StepFlags
+    bool packed;              ///< of blocks: E2M1
 };
 
 /// Where a lane's record was copied to. Blocks of 64 bytes; odd records may have each two of them exchanged.
@@ -104,37 +102,32 @@ __device__ void gather_lower(const latency::Params& params, const WidePlace<T>& 
                              const StepOfPiece& step, int room, Gathered& gathered) {
     const int number = step.number, column = step.half * step_keys + row_of_lane(at), quarter = at.lane % 4;
     const int first_row = records_of_warp * at.helper();
-    const std::byte* record;
     if constexpr (T::record.is_plain()) {
         const Found found = find_record<T>(params, columns, slot, number, column);
-        gathered.present = found.present;
-        record = found.record;
+        gathered.record = found.present ? found.record : nullptr;
     } else {
         const SourceView& source = params.sources[columns.is_second(number) ? 1 : 0];
         const RecordParts parts = find_parts<T>(params, columns, slot, number, column);
-        gathered.present = parts.present;
-        record = parts.data;
+        gathered.record = parts.present ? parts.data : nullptr;
         if constexpr (T::record.codes == 0) {
-            const std::byte* rope = source.rope != nullptr ? parts.more : record + 2 * value_dims;
+            const std::byte* rope = source.rope != nullptr ? parts.more : parts.data + 2 * value_dims;
             gathered.rope = parts.present ? rope : nullptr;
         }
         if constexpr (T::record.has_blocks()) {
             gathered.packed = T::form == StageForm::blocks_576 ||
                               (T::form == StageForm::blocks_512 && source.record == Record::nvfp4_v41);
-            gathered.second = columns.is_second(number);
             gathered.scales = load_scales<T>(source, parts, quarter);
             copy_records_of_form(params, at, source, parts, at.lower_of_record(room, first_row));
         }
     }
     if constexpr (!T::raw.is_whole()) {
         constexpr int lower_bytes = T::record.codes > 0 ? lower_dims : 2 * lower_dims;
-        gathered.record = gathered.present ? record : nullptr;
         const RecordCopies copies(gathered.record, at.lane);
         copies.copy<lower_bytes / 128, T::raw.lower_pitch>(at.lower_of_record(room, first_row), 0);
         if constexpr (T::record.has_groups())
             if (quarter == 0)
-                copy_16_async(at.scales_of_record(room, row_of_lane(at)), record + T::record.scales_offset,
-                              !gathered.present);
+                copy_16_async(at.scales_of_record(room, row_of_lane(at)), gathered.record + T::record.scales_offset,
+                              gathered.record == nullptr);
     }
     commit_copies();
 }
@@ -261,8 +254,6 @@ __device__ void convert_blocks(const WidePlace<T>& at, const RawRecord<T>& recor
 #pragma unroll 1
     for (int block = std::max(kBegin, code_blocks); block < kEnd; ++block)
         convert_wide<T>(record, quarter, block, to, to_upper);
-    fence_async_proxy();
-    __syncwarp();
 }
 
 /// A step's lower dimensions, what columns name records, and scales.
@@ -273,20 +264,25 @@ __device__ void convert_lower(const latency::Params& params, const WidePlace<T>&
     const RawRecord<T> record(at, room);
     if constexpr (T::record.has_blocks()) {
         store_shared(record.lower + T::record.scales_offset + quarter * 16,
-                     block_scales<T>(params.sources[gathered.second ? 1 : 0], gathered.scales));
+                     block_scales<T>(params.sources[gathered.flags & of_second_source], gathered.scales));
         __syncwarp();
     }
-    const std::uint32_t present = __ballot_sync(all_lanes, gathered.present);
-    if (at.lane == 0) store_shared(at.present_of_step(stage) + at.helper() * 4, present);
+    const std::uint32_t present = __ballot_sync(all_lanes, gathered.record != nullptr);
+    if (at.lane == 0) {
+        store_shared(at.present_of_step(stage) + at.helper() * 4, present);
+        if (at.helper() == 0) store_shared(at.flags_of_step(stage), gathered.flags);
+    }
     if constexpr (T::record.has_groups())
         store_shared(at.scale(stage, quarter, row), load_shared<float>(at.scales_of_record(room, row) + quarter * 4));
     convert_blocks<0, lower_dims / 64>(at, record, gathered, stage);
-    arrive_as_warp(at.lower_full(stage), at.lane);
+    __syncwarp();  // all have read theirs
 }
 
 template <class T>
 __device__ void convert_upper(const WidePlace<T>& at, const Gathered& gathered, int room, int stage) {
     convert_blocks<lower_dims / 64, T::blocks>(at, RawRecord<T>(at, room), gathered, stage);
+    fence_async_proxy();
+    __syncwarp();
     arrive_as_warp(at.full(stage), at.lane);
 }
 
@@ -304,10 +300,13 @@ class Gatherer {
     /// Starts the next step's first copies, and loads the slots of the one after it.
     __device__ void gather(Gathered& gathered, int room) {
         gather_lower(params_.call, at_, columns_, slot_, step_, room, gathered);
-        if (step_.advance(params_, columns_, piece_))
+        gathered.flags = columns_.is_second(step_.number) ? of_second_source : 0;
+        if (step_.advance(params_, columns_, piece_)) {
             load_slot_of_lane();
-        else
+        } else {
+            gathered.flags |= last_of_piece;
             begin_piece();
+        }
     }
 
    private:
@@ -345,20 +344,23 @@ class Gatherer {
 /// the one after that as far as there is room (RawLayout).
 template <class T>
 __device__ void convert(const Params& params, WidePlace<T>& at, WideShared& shared) {
+    keep_lane(at);
     Gatherer<T> gatherer(params, at, shared);
     Turn stage;
     Gathered first, second, third;
+    int steps = 0;  // that are gathered and not yet converted
     // A group of copies, even where there is no such step: they are counted.
     const auto gather = [&](Gathered& gathered, int room) {
-        gathered.exists = gatherer.has_more();
-        if (gathered.exists)
+        if (gatherer.has_more()) {
             gatherer.gather(gathered, room);
-        else
+            ++steps;
+        } else {
             commit_copies();
+        }
     };
     const auto gather_rest = [&](const Gathered& gathered) {
         if constexpr (!T::raw.is_whole()) {
-            if (gathered.exists)
+            if (steps > 0)
                 gather_upper(at, gathered);
             else
                 commit_copies();
@@ -369,7 +371,7 @@ __device__ void convert(const Params& params, WidePlace<T>& at, WideShared& shar
     gather_rest(first);
     // The same code for both rooms: instructions come from far.
 #pragma unroll 1
-    for (int room = 0; first.exists; room ^= 1) {
+    for (int room = 0; steps > 0; room ^= 1) {
         wait_mbarrier(at.empty(stage.number), stage.parity ^ 1);
         // Under way since: the lower dimensions of the next step, and the upper ones of this one.
         wait_for_copy_groups<T::raw.is_whole() ? 1 : 2>();
@@ -381,10 +383,9 @@ __device__ void convert(const Params& params, WidePlace<T>& at, WideShared& shar
             __syncwarp();
         }
         convert_upper(at, first, room, stage.number);
-        if constexpr (T::raw.is_whole())
-            gather(third, room);
-        else
-            gather_rest(second);
+        if constexpr (T::raw.is_whole()) gather(third, room);
+        --steps;
+        gather_rest(second);
         stage.advance(at.stages_of_keys);
         first = second;
         second = third;

@@ -19,7 +19,6 @@ template <class T>
 __device__ void set_up_barriers(const WidePlace<T>& at) {
     if (threadIdx.x != 0) return;
     for (int i = 0; i < wide::max_stages; ++i) {
-        init_mbarrier(at.lower_full(i), arrivals_of_warp * converting_warps);
         init_mbarrier(at.full(i), arrivals_of_warp * converting_warps);
         init_mbarrier(at.empty(i), arrivals_of_warp * (score_warps + value_warps));
     }

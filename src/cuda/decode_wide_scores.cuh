@@ -13,7 +13,7 @@ using Scores = float[16];
 
 /// Starts the products of dimensions [kBegin, kEnd).
 template <Half kHalf, int kBegin, int kEnd, class T>
-__device__ void start_products(const WidePlace<T>& at, int stage, Scores& sums, bool first) {
+__device__ void start_products(const WidePlace<T>& at, int stage, Scores& sums) {
     // Their lower words alone change. In registers, or all of them would be computed before the loop, and spilled.
     std::uint32_t keys = lower_word(T::KeyTile::rows(at.step_tile(stage)));
     std::uint32_t query = lower_word(T::QueryTile::rows(at.query_tile()));
@@ -25,7 +25,7 @@ __device__ void start_products(const WidePlace<T>& at, int stage, Scores& sums, 
     for (int dim = kBegin; dim < kEnd; dim += 16)
         mma_async_shared<kHalf, upper>(sums, query + static_cast<std::uint32_t>(T::QueryTile::rows_from(dim)),
                                        keys + static_cast<std::uint32_t>(T::KeyTile::rows_from(dim)),
-                                       !first || dim > kBegin);
+                                       dim > kBegin);
     commit_mma();
 }
 
@@ -51,56 +51,56 @@ __device__ inline void add_group(Scores& sums, const Scores& of_group, const Key
 
 /// Dot products of a step that are under way: of groups each one's own, before its scales.
 struct Products {
-    Scores even, odd;
+    Scores even, odd, rope;
 };
 
-__device__ inline void wait_for_keys(SharedAddress barrier, const Turn& stage) {
-    wait_mbarrier(barrier, stage.parity);
-    __syncwarp();
-}
-
-/// Starts those of the lower dimensions, once they are there.
+/// Starts them, once the keys are there: of groups the first two and the rope, as there are no registers for more.
 template <class T>
-__device__ void start_lower_products(const WidePlace<T>& at, const Turn& stage, Products& products) {
-    wait_for_keys(at.lower_full(stage.number), stage);
+__device__ void begin_products(const WidePlace<T>& at, const Turn& stage, Products& products) {
+    const int i = stage.number;
+    wait_mbarrier(at.full(i), stage.parity);
+    __syncwarp();
     if constexpr (!T::record.has_groups()) {
-        start_products<T::half, 0, lower_dims>(at, stage.number, products.even, true);
+        start_products<T::half, 0, T::d_qk>(at, i, products.even);
     } else {
-        start_products<T::half, 0, 128>(at, stage.number, products.even, true);
-        start_products<T::half, 128, lower_dims>(at, stage.number, products.odd, true);
+        start_products<T::half, 0, 128>(at, i, products.even);
+        start_products<T::half, 128, 256>(at, i, products.odd);
+        if constexpr (T::record.wide() > 0)
+            start_products<Half::bf16, T::record.codes, T::d_qk>(at, i, products.rope);
     }
 }
 
 /// The others, and what becomes of all of them: the step's dot products, with the scales of groups.
 template <class T>
 __device__ void finish_products(const WidePlace<T>& at, const Turn& stage, Products& products, Scores& sums) {
-    Scores &even = products.even, &odd = products.odd;
+    auto& [even, odd, rope] = products;
     const int i = stage.number;
     if constexpr (!T::record.has_groups()) {
-        wait_for_keys(at.full(i), stage);
-        start_products<T::half, lower_dims, T::d_qk>(at, i, even, false);
         wait_for_mma<0>();
         pin(even);
 #pragma unroll
         for (int j = 0; j < 16; ++j) sums[j] = even[j];
     } else {
-        wait_for_mma<0>();  // <1> would not be understood: ptxas counts groups in straight code only
-        pin(even);
-        pin(odd);
-        add_group(sums, even, KeyScales(at, i, 0), true);
-        add_group(sums, odd, KeyScales(at, i, 1), false);
-        wait_for_keys(at.full(i), stage);
-        Scores rope;
-        start_products<T::half, 256, 384>(at, i, even, true);
-        if constexpr (T::record.wide() > 0) start_products<Half::bf16, T::record.codes, T::d_qk>(at, i, rope, true);
-        start_products<T::half, 384, 512>(at, i, odd, true);
-        wait_for_mma<1>();
-        pin(even);
-        add_group(sums, even, KeyScales(at, i, 2), false);
-        if constexpr (T::record.wide() > 0) {
-            pin(rope);
+        {
+            const KeyScales first(at, i, 0), second(at, i, 1);
+            wait_for_mma<0>();  // ptxas counts groups in straight code only
+            pin(even);
+            pin(odd);
+            add_group(sums, even, first, true);
+            add_group(sums, odd, second, false);
+            if constexpr (T::record.wide() > 0) {
+                pin(rope);
 #pragma unroll
-            for (int j = 0; j < 16; ++j) sums[j] += rope[j];
+                for (int j = 0; j < 16; ++j) sums[j] += rope[j];
+            }
+        }
+        start_products<T::half, 256, 384>(at, i, even);
+        start_products<T::half, 384, 512>(at, i, odd);
+        {
+            const KeyScales keys(at, i, 2);
+            wait_for_mma<1>();
+            pin(even);
+            add_group(sums, even, keys, false);
         }
         const KeyScales keys(at, i, 3);
         wait_for_mma<0>();
@@ -155,26 +155,35 @@ struct Exponents {
     }
 };
 
+/// What a step's scores need beside its dot products; loaded some time before they are used.
+struct StepFactors {
+    float query_scales[2];  ///< of the thread's heads
+    uint4 present;          ///< four bits a key
+
+    template <class T>
+    __device__ StepFactors(const WidePlace<T>& at, int stage) : query_scales{1, 1} {
+        if constexpr (T::half == Half::f16)
+#pragma unroll
+            for (int i = 0; i < 2; ++i)
+                query_scales[i] = load_shared<float>(at.query_scale(16 * at.score_warp() + at.lane / 4 + 8 * i));
+        present = load_shared<uint4>(at.present_of_step(stage));
+    }
+};
+
 /// Softmax of a step: dot products to P, and what older sums are worth, to the warps of the values.
 template <class T>
-__device__ void weigh_step(const WidePlace<T>& at, int stage, Scores& scores, const SumsOfSource& sums,
-                           const Exponents& exponents, float older, Running (&running)[2], Turn& weights) {
-    float factors[2] = {sums.score_factor, sums.score_factor};
-    if constexpr (T::half == Half::f16)
-#pragma unroll
-        for (int i = 0; i < 2; ++i)
-            factors[i] *= load_shared<float>(at.query_scale(16 * at.score_warp() + at.lane / 4 + 8 * i));
-    const uint4 present = load_shared<uint4>(at.present_of_step(stage));  // four bits a key
+__device__ void weigh_step(const WidePlace<T>& at, int stage, Scores& scores, const StepFactors& of_step,
+                           const SumsOfSource& sums, const Exponents& exponents, float older, Running (&running)[2],
+                           Turn& weights) {
+    const uint4 present = of_step.present;
+    float factors[2] = {sums.score_factor * of_step.query_scales[0], sums.score_factor * of_step.query_scales[1]};
     // Factors whose order counts, as not to overflow, or that turn the order of scores around.
     if (__any_sync(all_lanes, !(fminf(factors[0], factors[1]) > 0 && fmaxf(factors[0], factors[1]) < INFINITY))) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            float query_scale = 1;
-            if constexpr (T::half == Half::f16)
-                query_scale = load_shared<float>(at.query_scale(16 * at.score_warp() + at.lane / 4 + 8 * i));
 #pragma unroll
             for (int j = 0; j < 16; ++j)
-                if (j % 4 / 2 == i) scores[j] *= sums.score_factor, scores[j] *= query_scale;
+                if (j % 4 / 2 == i) scores[j] = scores[j] * sums.score_factor * of_step.query_scales[i];
             factors[i] = 1;
         }
     }
@@ -295,6 +304,7 @@ __device__ inline void leave_flag(std::uint32_t* flag, bool first_thread) {
 /// What the warps of the scores do.
 template <class T>
 __device__ void score(const Params& params, WidePlace<T>& at, const WideShared& shared) {
+    keep_lane(at);
     const Exponents exponents = Exponents::of<T>(params.call);
     Turn stage, weights, pieces, end;
     bool is_first = true;
@@ -316,21 +326,22 @@ __device__ void score(const Params& params, WidePlace<T>& at, const WideShared& 
             leave_flag(flag, thread == 0);
         }
         SumsOfSource sums(params, at, columns, piece);
-        StepOfPiece step(params, columns, piece);
         Products products;
         Scores scores;
-        start_lower_products(at, stage, products);
+        begin_products(at, stage, products);
         finish_products(at, stage, products, scores);
         while (true) {
             const int weighed = stage.number;
-            const float older = sums.enter<T>(params.call, columns.is_second(step.number));
+            const std::uint32_t flags = load_shared<std::uint32_t>(at.flags_of_step(weighed));
+            const StepFactors factors(at, weighed);
+            const float older = sums.enter<T>(params.call, (flags & of_second_source) != 0);
             stage.advance(at.stages_of_keys);
-            if (!step.advance(params, columns, piece)) {
-                weigh_step(at, weighed, scores, sums, exponents, older, running, weights);
+            if ((flags & last_of_piece) != 0) {
+                weigh_step(at, weighed, scores, factors, sums, exponents, older, running, weights);
                 break;
             }
-            start_lower_products(at, stage, products);
-            weigh_step(at, weighed, scores, sums, exponents, older, running, weights);
+            begin_products(at, stage, products);
+            weigh_step(at, weighed, scores, factors, sums, exponents, older, running, weights);
             finish_products(at, stage, products, scores);
         }
         end_scores(params, at, columns, piece, running, end);

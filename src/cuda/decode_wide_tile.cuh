@@ -9,14 +9,19 @@ namespace sparsemla::detail::wide {
 using namespace balanced;
 using balanced::Params;
 
+/// What those that multiply need to know of a step beside its records.
+enum StepFlags : std::uint32_t {
+    of_second_source = 1,
+    last_of_piece = 2,
+};
+
 /// Between the scales of two groups: as records' scales are stored together, four groups must not meet in the same bank.
 inline constexpr int scales_of_group = step_keys + 8;
 
 /// Shared memory that is small.
 struct WideShared {
-    std::uint64_t lower_full[max_stages];  ///< dimensions 0 .. lower_dims - 1 of the step's records are there as halves
-    std::uint64_t full[max_stages];        ///< all of them
-    std::uint64_t empty[max_stages];       ///< nobody reads the stage any more
+    std::uint64_t full[max_stages];   ///< the step's records are there as halves
+    std::uint64_t empty[max_stages];  ///< nobody reads the stage any more
     std::uint64_t weights_full;   ///< P of a step is there
     std::uint64_t weights_empty;  ///< all have read it
     std::uint64_t piece_full[wide::pieces];
@@ -28,6 +33,7 @@ struct WideShared {
     int sums[wide::threads / 32], largest[wide::threads / 32];  ///< of each warp, while the CTA's chunks are found
     Share share;
     uint4 present[max_stages];  ///< of the step's columns four bits each: whether it names a record
+    std::uint32_t flags[max_stages];  ///< of the step: StepFlags
     float scales[max_stages][4][scales_of_group];  ///< of groups, [group][key]
     float2 keep[32 * score_warps];                ///< what older sums are worth, of a thread's two heads
     float weight[max_splits][wide::heads];        ///< of each split's sums in the output
@@ -79,7 +85,6 @@ struct WidePlace : Place<T> {
     __device__ int score_warp() const { return this->warp - value_warps - converting_warps; }
 
     __device__ SharedAddress small(std::size_t offset) const { return this->base + static_cast<SharedAddress>(offset); }
-    __device__ SharedAddress lower_full(int i) const { return small(offsetof(WideShared, lower_full)) + i * 8; }
     __device__ SharedAddress weights_full() const { return small(offsetof(WideShared, weights_full)); }
     __device__ SharedAddress weights_empty() const { return small(offsetof(WideShared, weights_empty)); }
     __device__ SharedAddress piece_full(int i) const { return small(offsetof(WideShared, piece_full)) + i * 8; }
@@ -90,6 +95,7 @@ struct WidePlace : Place<T> {
     __device__ SharedAddress present_of_step(int stage) const {
         return small(offsetof(WideShared, present)) + stage * 16;
     }
+    __device__ SharedAddress flags_of_step(int stage) const { return small(offsetof(WideShared, flags)) + stage * 4; }
     __device__ SharedAddress scale(int stage, int group, int key) const {
         return small(offsetof(WideShared, scales)) + ((stage * 4 + group) * scales_of_group + key) * 4;
     }
@@ -113,6 +119,13 @@ struct WidePlace : Place<T> {
     __device__ SharedAddress query_tile() const { return this->base + static_cast<SharedAddress>(T::layout.query); }
     __device__ SharedAddress step_tile(int stage) const { return keys + stage * T::step_bytes; }
 };
+
+/// The lane's number in a register of the role: ptxas would read it anew wherever it is used, and wait for that as long
+/// as for shared memory.
+template <class T>
+__device__ void keep_lane(WidePlace<T>& at) {
+    at.lane = __shfl_sync(all_lanes, at.lane, at.lane) & 31;
+}
 
 /// The steps of a piece: halves of its chunks, but for those past the row's columns.
 struct StepOfPiece {

@@ -106,20 +106,31 @@ __device__ inline void rescale(Sums& sums, int half, const float2& keep) {
         for (int i = 0; i < 32; ++i) sums.of_block[2 * half + block][i] *= i % 4 < 2 ? keep.x : keep.y;
 }
 
-/// P * V of a step, complete when it returns.
+/// P * V of a step, complete when it returns; whether it was the piece's last one.
 template <class T>
-__device__ void add_step(const WidePlace<T>& at, const Turn& stage, Turn& weights_turn, GroupAnchors& anchors, Sums& sums,
+__device__ bool add_step(const WidePlace<T>& at, const Turn& stage, Turn& weights_turn, GroupAnchors& anchors, Sums& sums,
                          bool first) {
     wait_mbarrier(at.full(stage.number), stage.parity);
     __syncwarp();
     // What needs no P comes before it.
+    const std::uint32_t flags = load_shared<std::uint32_t>(at.flags_of_step(stage.number));
     float older[2] = {1, 1}, factors[2];
     if constexpr (T::record.has_groups())
 #pragma unroll
         for (int half = 0; half < 2; ++half) factors[half] = anchors.raise(at, stage.number, half, older[half]);
+    const auto keys_of = [&](int half) {
+        KeyScales keys(at, stage.number, 2 * at.warpgroup() + half);
+#pragma unroll
+        for (float2& scale : keys.scales) scale = {scale.x * factors[half], scale.y * factors[half]};
+        return keys;
+    };
+    [[maybe_unused]] const auto lower_keys = [&] {
+        if constexpr (T::record.has_groups()) return keys_of(0);
+        else return 0;
+    }();
     wait_mbarrier(at.weights_full(), weights_turn.parity);
     __syncwarp();
-    const int thread = static_cast<int>(threadIdx.x) % score_threads;
+    const int thread = 32 * at.warp_of_group() + at.lane;
     const float2 keep = load_shared<float2>(at.keep_of_thread(thread));
     float4 p[4];
 #pragma unroll
@@ -131,13 +142,7 @@ __device__ void add_step(const WidePlace<T>& at, const Turn& stage, Turn& weight
 #pragma unroll
         for (int half = 0; half < 2; ++half) rescale(sums, half, {keep.x * older[half], keep.y * older[half]});
     if constexpr (T::record.has_groups()) {
-        const auto keys_of = [&](int half) {
-            KeyScales keys(at, stage.number, 2 * at.warpgroup() + half);
-#pragma unroll
-            for (float2& scale : keys.scales) scale = {scale.x * factors[half], scale.y * factors[half]};
-            return keys;
-        };
-        const Weights<T> lower(p, keys_of(0));
+        const Weights<T> lower(p, lower_keys);
         start_values(at, stage.number, 0, lower, sums, first);
         const Weights<T> upper(p, keys_of(1));
         start_values(at, stage.number, 1, upper, sums, first);
@@ -150,6 +155,7 @@ __device__ void add_step(const WidePlace<T>& at, const Turn& stage, Turn& weight
     }
     for (float(&block)[32] : sums.of_block) pin(block);
     arrive_as_warp(at.empty(stage.number), at.lane);
+    return (flags & last_of_piece) != 0;
 }
 
 /// What this CTA's threads hand over: [quads][threads].
@@ -226,6 +232,7 @@ __device__ void end_values(const Params& params, const WidePlace<T>& at, const C
 /// What the warps of the values do.
 template <class T>
 __device__ void sum_values(const Params& params, WidePlace<T>& at, const WideShared& shared) {
+    keep_lane(at);
     Turn stage, weights, pieces, end;
     Sums sums;
     bool merges = false;
@@ -237,12 +244,10 @@ __device__ void sum_values(const Params& params, WidePlace<T>& at, const WideSha
         bool first = !piece.goes_on();
         GroupAnchors anchors;
         if (!first) take_over(params, at, anchors, sums);
-        StepOfPiece step(params, columns, piece);
-        do {
-            add_step(at, stage, weights, anchors, sums, first);
-            first = false;
+        for (bool is_last = false; !is_last; first = false) {
+            is_last = add_step(at, stage, weights, anchors, sums, first);
             stage.advance(at.stages_of_keys);
-        } while (step.advance(params, columns, piece));
+        }
         end_values(params, at, columns, piece, anchors, sums, end);
         merges = merges || (piece.ends_split() && columns.num_splits() > 1);
     }
