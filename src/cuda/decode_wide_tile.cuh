@@ -34,7 +34,7 @@ struct WideShared {
     Share share;
     uint4 present[max_stages];  ///< of the step's columns four bits each: whether it names a record
     std::uint32_t flags[max_stages];  ///< of the step: StepFlags
-    float scales[max_stages][4][scales_of_group];  ///< of groups, [group][key]
+    alignas(16) float scales[max_stages][4][scales_of_group];  ///< of groups, [group][key]
     float2 keep[32 * score_warps];                ///< what older sums are worth, of a thread's two heads
     float weight[max_splits][wide::heads];        ///< of each split's sums in the output
     float query_scale[wide::heads];               ///< what scores are to be multiplied by
