@@ -256,12 +256,15 @@ __device__ void convert_blocks(const WidePlace<T>& at, const RawRecord<T>& recor
         convert_wide<T>(record, quarter, block, to, to_upper);
 }
 
-/// A step's lower dimensions, what columns name records, and scales.
+/// A step's records, which columns name one, and scales.
 template <class T>
-__device__ void convert_lower(const latency::Params& params, const WidePlace<T>& at, const Gathered& gathered, int room,
-                              int stage) {
+__device__ void convert_step(const latency::Params& params, const WidePlace<T>& at, const Gathered& gathered, int room,
+                             int stage) {
     const int quarter = at.lane % 4, row = row_of_lane(at);
     const RawRecord<T> record(at, room);
+    // Under way since: the upper dimensions of this step, and the lower ones, or all, of the next.
+    wait_for_copy_groups<T::raw.is_whole() ? 1 : 2>();
+    __syncwarp();  // the copies of all lanes
     if constexpr (T::record.has_blocks()) {
         store_shared(record.lower + T::record.scales_offset + quarter * 16,
                      block_scales<T>(params.sources[gathered.flags & of_second_source], gathered.scales));
@@ -275,14 +278,13 @@ __device__ void convert_lower(const latency::Params& params, const WidePlace<T>&
     if constexpr (T::record.has_groups())
         store_shared(at.scale(stage, quarter, row), load_shared<float>(at.scales_of_record(room, row) + quarter * 4));
     convert_blocks<0, lower_dims / 64>(at, record, gathered, stage);
-    __syncwarp();  // all have read theirs
-}
-
-template <class T>
-__device__ void convert_upper(const WidePlace<T>& at, const Gathered& gathered, int room, int stage) {
-    convert_blocks<lower_dims / 64, T::blocks>(at, RawRecord<T>(at, room), gathered, stage);
+    if constexpr (!T::raw.is_whole()) {
+        wait_for_copy_groups<1>();
+        __syncwarp();
+    }
+    convert_blocks<lower_dims / 64, T::blocks>(at, record, gathered, stage);
     fence_async_proxy();
-    __syncwarp();
+    __syncwarp();  // also: all have read the records
     arrive_as_warp(at.full(stage), at.lane);
 }
 
@@ -367,25 +369,17 @@ __device__ void convert(const Params& params, WidePlace<T>& at, WideShared& shar
         }
     };
     gather(first, 0);
-    gather(second, 1);
     gather_rest(first);
+    gather(second, 1);
     // The same code for both rooms: instructions come from far.
 #pragma unroll 1
     for (int room = 0; steps > 0; room ^= 1) {
         wait_mbarrier(at.empty(stage.number), stage.parity ^ 1);
-        // Under way since: the lower dimensions of the next step, and the upper ones of this one.
-        wait_for_copy_groups<T::raw.is_whole() ? 1 : 2>();
-        __syncwarp();  // the copies of all lanes
-        convert_lower(params.call, at, first, room, stage.number);
-        if constexpr (!T::raw.is_whole()) {
-            gather(third, room);
-            wait_for_copy_groups<1>();
-            __syncwarp();
-        }
-        convert_upper(at, first, room, stage.number);
-        if constexpr (T::raw.is_whole()) gather(third, room);
+        convert_step(params.call, at, first, room, stage.number);
         --steps;
+        // The stage is announced before anything else is done: all others wait for it.
         gather_rest(second);
+        gather(third, room);
         stage.advance(at.stages_of_keys);
         first = second;
         second = third;

@@ -55,11 +55,13 @@ struct Products {
 };
 
 /// Starts them, once the keys are there: of groups the first two and the rope, as there are no registers for more.
+/// The step's flags.
 template <class T>
-__device__ void begin_products(const WidePlace<T>& at, const Turn& stage, Products& products) {
+__device__ std::uint32_t begin_products(const WidePlace<T>& at, const Turn& stage, Products& products) {
     const int i = stage.number;
     wait_mbarrier(at.full(i), stage.parity);
     __syncwarp();
+    const std::uint32_t flags = load_shared<std::uint32_t>(at.flags_of_step(i));
     if constexpr (!T::record.has_groups()) {
         start_products<T::half, 0, T::d_qk>(at, i, products.even);
     } else {
@@ -68,6 +70,7 @@ __device__ void begin_products(const WidePlace<T>& at, const Turn& stage, Produc
         if constexpr (T::record.wide() > 0)
             start_products<Half::bf16, T::record.codes, T::d_qk>(at, i, products.rope);
     }
+    return flags;
 }
 
 /// The others, and what becomes of all of them: the step's dot products, with the scales of groups.
@@ -94,18 +97,15 @@ __device__ void finish_products(const WidePlace<T>& at, const Turn& stage, Produ
                 for (int j = 0; j < 16; ++j) sums[j] += rope[j];
             }
         }
+        const KeyScales third(at, i, 2), fourth(at, i, 3);  // before the products, behind which they would wait
         start_products<T::half, 256, 384>(at, i, even);
         start_products<T::half, 384, 512>(at, i, odd);
-        {
-            const KeyScales keys(at, i, 2);
-            wait_for_mma<1>();
-            pin(even);
-            add_group(sums, even, keys, false);
-        }
-        const KeyScales keys(at, i, 3);
+        wait_for_mma<1>();
+        pin(even);
+        add_group(sums, even, third, false);
         wait_for_mma<0>();
         pin(odd);
-        add_group(sums, odd, keys, false);
+        add_group(sums, odd, fourth, false);
     }
 }
 
@@ -199,16 +199,23 @@ __device__ void weigh_step(const WidePlace<T>& at, int stage, Scores& scores, co
     }
     __syncwarp();  // scales and masks are read
     arrive_as_warp(at.empty(stage), at.lane);
-    float keep[2], anchor[2];
+    float largest[2], keep[2], anchor[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
         const float* of_head = scores + 2 * i;  // of each 8 keys, the thread's two
-        float largest = fmaxf(fmaxf(fmaxf(of_head[0], of_head[1]), fmaxf(of_head[4], of_head[5])),
-                              fmaxf(fmaxf(of_head[8], of_head[9]), fmaxf(of_head[12], of_head[13])));
-        largest = fmaxf(largest, __shfl_xor_sync(all_lanes, largest, 1));
-        largest = fmaxf(largest, __shfl_xor_sync(all_lanes, largest, 2)) * factors[i];
+        largest[i] = fmaxf(fmaxf(fmaxf(of_head[0], of_head[1]), fmaxf(of_head[4], of_head[5])),
+                           fmaxf(fmaxf(of_head[8], of_head[9]), fmaxf(of_head[12], of_head[13])));
+    }
+#pragma unroll
+    for (int distance = 1; distance <= 2; distance *= 2)
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+            largest[i] = fmaxf(largest[i], __shfl_xor_sync(all_lanes, largest[i], distance));
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        largest[i] *= factors[i];
         const float old = running[i].max;
-        if (largest > old + exponents.lag) running[i].max = ceilf(largest);
+        running[i].max = largest[i] > old + exponents.lag ? ceilf(largest[i]) : old;
         const float reference = running[i].max == -INFINITY ? 0.0F : running[i].max;  // no key yet: all are masked
         keep[i] = exp2_approximate(old - reference);
         anchor[i] = exponents.shift - reference;
@@ -328,11 +335,10 @@ __device__ void score(const Params& params, WidePlace<T>& at, const WideShared& 
         SumsOfSource sums(params, at, columns, piece);
         Products products;
         Scores scores;
-        begin_products(at, stage, products);
+        std::uint32_t flags = begin_products(at, stage, products);
         finish_products(at, stage, products, scores);
         while (true) {
             const int weighed = stage.number;
-            const std::uint32_t flags = load_shared<std::uint32_t>(at.flags_of_step(weighed));
             const StepFactors factors(at, weighed);
             const float older = sums.enter<T>(params.call, (flags & of_second_source) != 0);
             stage.advance(at.stages_of_keys);
@@ -340,7 +346,7 @@ __device__ void score(const Params& params, WidePlace<T>& at, const WideShared& 
                 weigh_step(at, weighed, scores, factors, sums, exponents, older, running, weights);
                 break;
             }
-            begin_products(at, stage, products);
+            flags = begin_products(at, stage, products);
             weigh_step(at, weighed, scores, factors, sums, exponents, older, running, weights);
             finish_products(at, stage, products, scores);
         }
