@@ -5,10 +5,10 @@
 
 namespace sparsemla::detail::wide {
 
-inline constexpr int heads = 64;            ///< of a CTA: the M of one wgmma
-inline constexpr int step_keys = 32;        ///< half of a chunk: what is converted and multiplied at a time
-inline constexpr int lower_dims = 256;      ///< of a record: they come, and become halves, before the others
-inline constexpr int min_stages = 2;        ///< steps as halves: the scores are a step ahead of the values
+inline constexpr int heads = 64;        ///< of a CTA: the M of one wgmma
+inline constexpr int step_keys = 32;    ///< half of a chunk: what is converted and multiplied at a time
+inline constexpr int lower_dims = 256;  ///< of a record: they come, and become halves, before the others
+inline constexpr int min_stages = 2;    ///< steps as halves: the scores are a step ahead of the values
 inline constexpr int max_stages = 3;
 inline constexpr int value_warps = 8;       ///< two warpgroups, of 256 dimensions each
 inline constexpr int converting_warps = 4;  ///< they gather, too
@@ -16,14 +16,21 @@ inline constexpr int score_warps = 4;       ///< one warpgroup
 inline constexpr int threads = 32 * (value_warps + converting_warps + score_warps);
 /// What waits for helpers, syncs multiplying warps and lays out the workspace is decode_balanced's.
 static_assert(value_warps == latency::multiplying_warps && converting_warps == latency::helper_warps);
-inline constexpr int pieces = 4;          ///< that are announced and not yet begun by all
+inline constexpr int pieces = 4;  ///< that are announced and not yet begun by all
 
 /// Whether codes and P are FP16 in shared memory: where no scale of few dimensions asks for more exponents. Otherwise
 /// all is BF16, and P one such number (p_bf16) or the sum of two (p_f16, and better).
 constexpr bool is_f16(StageForm form) { return stage_layout(form).is_plain() || stage_layout(form).has_groups(); }
 
-/// Of P as FP16 by default: leaves 2^4 for a running maximum that has risen since its anchor was chosen.
-inline constexpr float f16_p_scale = 2048;
+/// How far a running maximum may rise above the anchor that exponents are relative to before the anchor follows, in
+/// log2. As FP16, P times p_scale stays within 2^15.
+inline constexpr int most_lag = 4;
+inline constexpr float f16_p_scale = 2048;  ///< by default: leaves room for that
+constexpr float anchor_lag(StageForm form, float p_scale) {
+    int lag = is_f16(form) ? 0 : most_lag;
+    while (lag < most_lag && static_cast<float>(2 << lag) * p_scale <= 32768.0F) ++lag;
+    return static_cast<float>(lag);
+}
 
 /// Barriers, pieces, masks, scales and weights: WideShared of cuda/decode_wide_tile.cuh.
 inline constexpr std::size_t small_shared_bytes = 8 * 1024;

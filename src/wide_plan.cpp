@@ -97,10 +97,10 @@ std::optional<std::string> refuse(const Problem& problem, const DeviceSpec& devi
         return reason;
     const int stages = most_stages(problem, device);
     if (stages < wide::min_stages)
-        return must_be("shared memory of the device",
-                       "at least " +
-                           std::to_string(wide::shared_layout(form_of(problem), wide::min_stages).bytes) + " bytes",
-                       std::to_string(device.shared_memory_bytes));
+        return must_be(
+            "shared memory of the device",
+            "at least " + std::to_string(wide::shared_layout(form_of(problem), wide::min_stages).bytes) + " bytes",
+            std::to_string(device.shared_memory_bytes));
     if (auto reason = refuse_range("stages", options.stages, wide::min_stages, stages)) return reason;
     if (options.p_scale && std::exp2(std::ilogb(*options.p_scale)) != *options.p_scale)
         return must_be("p_scale", "a power of two", std::to_string(*options.p_scale));

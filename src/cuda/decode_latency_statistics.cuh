@@ -25,8 +25,9 @@ __device__ inline float sink_of(const Params& params, int head) {
                                                            : params.sinks[head * params.sinks_stride] * 1.44269504F;
 }
 
-/// What sums that lack `value_factor` are worth in the output: that times out_scale / (l + 2^(sink - max)). The larger of
-/// max and sink is the reference, so that neither power overflows. 0 where no column counts, whatever the other factors.
+/// What sums that lack `value_factor` are worth in the output: that times out_scale / (l + 2^(sink - max)). The larger
+/// of max and sink is the reference, so that neither power overflows. 0 where no column counts, whatever the other
+/// factors.
 __device__ inline float output_weight(const Params& params, float value_factor, float sink, float max, float sum) {
     const bool above = sink > max;
     const float less = exp2_approximate(above ? max - sink : sink - max);

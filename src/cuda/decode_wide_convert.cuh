@@ -76,12 +76,12 @@ struct RecordCopies {
         constexpr bool exchanges = exchanges_blocks(kPitch);
         to += row * kPitch + (exchanges ? piece ^ row % 2 * 4 : piece) * 16;
 #pragma unroll
-        for (int i = 0; i < 2; ++i)
-            [&]<int... kNumbers>(std::integer_sequence<int, kNumbers...>) {
+        for (int i = 0; i < 2; ++i) [&]<int... kNumbers>(std::integer_sequence<int, kNumbers...>) {
                 (copy_16_async_at<128 * kNumbers>(to + i * 4 * kPitch, from[i] + offset + 16 * piece,
                                                   from[i] == nullptr),
                  ...);
-            }(std::make_integer_sequence<int, kRuns>());
+            }
+        (std::make_integer_sequence<int, kRuns>());
     }
 
     /// 64 bytes of each: half of the lanes have the first record, the others the second.
@@ -232,7 +232,8 @@ __device__ void convert_wide(const RawRecord<T>& record, int quarter, int block,
 
 /// Blocks [kBegin, kEnd) of a warp's eight records of a step, which have come, to a stage.
 template <int kBegin, int kEnd, class T>
-__device__ void convert_blocks(const WidePlace<T>& at, const RawRecord<T>& record, const Gathered& gathered, int stage) {
+__device__ void convert_blocks(const WidePlace<T>& at, const RawRecord<T>& record, const Gathered& gathered,
+                               int stage) {
     const int quarter = at.lane % 4, row = row_of_lane(at);
     const SharedAddress to = at.step_tile(stage) + T::KeyTile::byte(row, 2 * quarter);
     const SharedAddress to_upper = at.step_tile(stage) + T::KeyTile::byte(row, 2 * quarter + 1);
@@ -306,8 +307,8 @@ class Gatherer {
         if (step_.advance(params_, columns_, piece_)) {
             load_slot_of_lane();
         } else {
-            gathered.flags |= last_of_piece;
             begin_piece();
+            gathered.flags |= has_more_ ? last_of_piece : last_of_piece | last_of_cta;
         }
     }
 

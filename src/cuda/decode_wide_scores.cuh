@@ -24,8 +24,7 @@ __device__ void start_products(const WidePlace<T>& at, int stage, Scores& sums) 
 #pragma unroll
     for (int dim = kBegin; dim < kEnd; dim += 16)
         mma_async_shared<kHalf, upper>(sums, query + static_cast<std::uint32_t>(T::QueryTile::rows_from(dim)),
-                                       keys + static_cast<std::uint32_t>(T::KeyTile::rows_from(dim)),
-                                       dim > kBegin);
+                                       keys + static_cast<std::uint32_t>(T::KeyTile::rows_from(dim)), dim > kBegin);
     commit_mma();
 }
 
@@ -35,8 +34,12 @@ struct KeyScales {
 
     template <class T>
     __device__ KeyScales(const WidePlace<T>& at, int stage, int group) {
-#pragma unroll
-        for (int j = 0; j < 4; ++j) scales[j] = load_shared<float2>(at.scale(stage, group, 8 * j + 2 * (at.lane % 4)));
+        const SharedAddress from = at.scales_of_thread(stage, group);
+        const float4 first = load_shared<float4>(from), second = load_shared<float4>(from + 16);
+        scales[0] = {first.x, first.y};
+        scales[1] = {first.z, first.w};
+        scales[2] = {second.x, second.y};
+        scales[3] = {second.z, second.w};
     }
 };
 
@@ -67,8 +70,7 @@ __device__ std::uint32_t begin_products(const WidePlace<T>& at, const Turn& stag
     } else {
         start_products<T::half, 0, 128>(at, i, products.even);
         start_products<T::half, 128, 256>(at, i, products.odd);
-        if constexpr (T::record.wide() > 0)
-            start_products<Half::bf16, T::record.codes, T::d_qk>(at, i, products.rope);
+        if constexpr (T::record.wide() > 0) start_products<Half::bf16, T::record.codes, T::d_qk>(at, i, products.rope);
     }
     return flags;
 }
@@ -140,50 +142,42 @@ struct SumsOfSource {
     }
 };
 
-/// How the exponents of P are counted. They are relative to an anchor, a whole number that the running maximum may
-/// exceed by `lag`: most steps leave older sums as they are then, and what does not is exact. P is times 2^shift, the
-/// plan's p_scale, and so are its sums.
-struct Exponents {
-    float shift, lag;
+/// Stays where it is written: ptxas would take the heads' maxima one after the other.
+__device__ inline float shuffle_xor(float value, int distance) {
+    float other;
+    asm volatile("shfl.sync.bfly.b32 %0, %1, %2, 0x1f, 0xffffffff;" : "=f"(other) : "f"(value), "r"(distance));
+    return other;
+}
+
+/// What a thread's heads' scores are to be multiplied by; loaded some time before that.
+struct QueryScales {
+    float of_head[2] = {1, 1};
 
     template <class T>
-    static __device__ Exponents of(const latency::Params& params) {
-        constexpr int most_lag = 4, most_f16 = 15;  // p_scale * 2^lag <= 2^15
-        const int shift = exponent_field(__float_as_uint(params.p_scale)) - 127;
-        return {static_cast<float>(shift),
-                static_cast<float>(T::half == Half::f16 ? min(most_lag, most_f16 - shift) : most_lag)};
-    }
-};
-
-/// What a step's scores need beside its dot products; loaded some time before they are used.
-struct StepFactors {
-    float query_scales[2];  ///< of the thread's heads
-    uint4 present;          ///< four bits a key
-
-    template <class T>
-    __device__ StepFactors(const WidePlace<T>& at, int stage) : query_scales{1, 1} {
+    __device__ explicit QueryScales(const WidePlace<T>& at) {
         if constexpr (T::half == Half::f16)
 #pragma unroll
             for (int i = 0; i < 2; ++i)
-                query_scales[i] = load_shared<float>(at.query_scale(16 * at.score_warp() + at.lane / 4 + 8 * i));
-        present = load_shared<uint4>(at.present_of_step(stage));
+                of_head[i] = load_shared<float>(at.query_scale(16 * at.score_warp() + at.lane / 4 + 8 * i));
     }
 };
 
-/// Softmax of a step: dot products to P, and what older sums are worth, to the warps of the values.
+/// Softmax of a step: dot products to P, and what older sums are worth, to the warps of the values. Exponents are
+/// relative to an anchor, a whole number that the running maximum may exceed by anchor_lag: most steps leave older sums
+/// as they are then, and what does not is exact. P is times p_scale, and so are its sums.
 template <class T>
-__device__ void weigh_step(const WidePlace<T>& at, int stage, Scores& scores, const StepFactors& of_step,
-                           const SumsOfSource& sums, const Exponents& exponents, float older, Running (&running)[2],
+__device__ void weigh_step(const WidePlace<T>& at, int stage, Scores& scores, const QueryScales& query_scales,
+                           const SumsOfSource& sums, const Params& params, float older, Running (&running)[2],
                            Turn& weights) {
-    const uint4 present = of_step.present;
-    float factors[2] = {sums.score_factor * of_step.query_scales[0], sums.score_factor * of_step.query_scales[1]};
+    const uint4 present = load_shared<uint4>(at.present_of_step(stage));  // four bits a key
+    float factors[2] = {sums.score_factor * query_scales.of_head[0], sums.score_factor * query_scales.of_head[1]};
     // Factors whose order counts, as not to overflow, or that turn the order of scores around.
     if (__any_sync(all_lanes, !(fminf(factors[0], factors[1]) > 0 && fmaxf(factors[0], factors[1]) < INFINITY))) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
 #pragma unroll
             for (int j = 0; j < 16; ++j)
-                if (j % 4 / 2 == i) scores[j] = scores[j] * sums.score_factor * of_step.query_scales[i];
+                if (j % 4 / 2 == i) scores[j] = scores[j] * sums.score_factor * query_scales.of_head[i];
             factors[i] = 1;
         }
     }
@@ -207,24 +201,26 @@ __device__ void weigh_step(const WidePlace<T>& at, int stage, Scores& scores, co
                            fmaxf(fmaxf(of_head[8], of_head[9]), fmaxf(of_head[12], of_head[13])));
     }
 #pragma unroll
-    for (int distance = 1; distance <= 2; distance *= 2)
+    for (int distance = 1; distance <= 2; distance *= 2) {
+        float others[2];
 #pragma unroll
-        for (int i = 0; i < 2; ++i)
-            largest[i] = fmaxf(largest[i], __shfl_xor_sync(all_lanes, largest[i], distance));
+        for (int i = 0; i < 2; ++i) others[i] = shuffle_xor(largest[i], distance);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) largest[i] = fmaxf(largest[i], others[i]);
+    }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
         largest[i] *= factors[i];
         const float old = running[i].max;
-        running[i].max = largest[i] > old + exponents.lag ? ceilf(largest[i]) : old;
+        running[i].max = largest[i] > old + params.anchor_lag ? ceilf(largest[i]) : old;
         const float reference = running[i].max == -INFINITY ? 0.0F : running[i].max;  // no key yet: all are masked
         keep[i] = exp2_approximate(old - reference);
-        anchor[i] = exponents.shift - reference;
+        anchor[i] = params.p_shift - reference;
         running[i].sum *= keep[i];
     }
 #pragma unroll
-    for (int j = 0; j < 16; ++j)
-        scores[j] = exp2_approximate(fmaf(scores[j], factors[j % 4 / 2], anchor[j % 4 / 2]));
-    // As a tree: few roundings a step, however many steps a row has (numerics.md, LSE).
+    for (int j = 0; j < 16; ++j) scores[j] = exp2_approximate(fmaf(scores[j], factors[j % 4 / 2], anchor[j % 4 / 2]));
+        // As a tree: few roundings a step, however many steps a row has (numerics.md, LSE).
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
         const float* of_head = scores + 2 * i;
@@ -265,6 +261,7 @@ __device__ float value_factor(const latency::Params& params, const Columns& colu
 __device__ inline float4* handed_running(const Params& params, int cta, int thread) {
     constexpr int sums_bytes = 32 * value_warps * wide::heads / 2 * 16;
     static_assert(sums_bytes + score_threads * 16 + 16 <= workspace_layout(wide::heads, 1, 1, 1).handover_bytes);
+    asm volatile("" : "+r"(thread));  // an address that is computed before all pieces is spilled
     return reinterpret_cast<float4*>(params.handovers + cta * params.handover_bytes + sums_bytes) + thread;
 }
 
@@ -291,7 +288,9 @@ __device__ void end_scores(const Params& params, const WidePlace<T>& at, const C
                     running[i].max, sum};
             } else {
                 const float sink = sink_of(params.call, at.first_head + head);
-                store_shared(at.weight(piece.split, head), output_weight(params.call, value_factor<T>(params.call, columns, piece.split), sink, running[i].max, sum));
+                store_shared(at.weight(piece.split, head),
+                             output_weight(params.call, value_factor<T>(params.call, columns, piece.split), sink,
+                                           running[i].max, sum));
                 if (at.first_head + head < params.call.heads)
                     write_lse(params.call, at.row, at.first_head + head, running[i].max, sum);
             }
@@ -312,13 +311,11 @@ __device__ inline void leave_flag(std::uint32_t* flag, bool first_thread) {
 template <class T>
 __device__ void score(const Params& params, WidePlace<T>& at, const WideShared& shared) {
     keep_lane(at);
-    const Exponents exponents = Exponents::of<T>(params.call);
     Turn stage, weights, pieces, end;
     bool is_first = true;
-    for (int left = shared.share.chunks; left > 0;) {
-        const Piece piece = take_piece(at, shared, pieces);
-        left -= piece.end - piece.begin;
-        const Columns columns = enter<T>(params, at, piece);
+    for (std::uint32_t flags = shared.share.chunks > 0 ? 0 : last_of_cta; (flags & last_of_cta) == 0;) {
+        Piece piece = wait_for_piece(at, shared, pieces);
+        Columns columns = enter<T>(params, at, piece);
         load_query(params.call, at, is_first);
         is_first = false;
         Running running[2];
@@ -335,22 +332,25 @@ __device__ void score(const Params& params, WidePlace<T>& at, const WideShared& 
         SumsOfSource sums(params, at, columns, piece);
         Products products;
         Scores scores;
-        std::uint32_t flags = begin_products(at, stage, products);
+        flags = begin_products(at, stage, products);
         finish_products(at, stage, products, scores);
         while (true) {
             const int weighed = stage.number;
-            const StepFactors factors(at, weighed);
+            const QueryScales query_scales(at);
             const float older = sums.enter<T>(params.call, (flags & of_second_source) != 0);
             stage.advance(at.stages_of_keys);
             if ((flags & last_of_piece) != 0) {
-                weigh_step(at, weighed, scores, factors, sums, exponents, older, running, weights);
+                weigh_step(at, weighed, scores, query_scales, sums, params, older, running, weights);
                 break;
             }
             flags = begin_products(at, stage, products);
-            weigh_step(at, weighed, scores, factors, sums, exponents, older, running, weights);
+            weigh_step(at, weighed, scores, query_scales, sums, params, older, running, weights);
             finish_products(at, stage, products, scores);
         }
+        piece = piece_again(at, shared, pieces);
+        columns = enter<T>(params, at, piece);
         end_scores(params, at, columns, piece, running, end);
+        release_piece(at, pieces);
         sync_scores();  // nobody reads the query any more
     }
 }

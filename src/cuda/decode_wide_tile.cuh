@@ -13,17 +13,18 @@ using balanced::Params;
 enum StepFlags : std::uint32_t {
     of_second_source = 1,
     last_of_piece = 2,
+    last_of_cta = 4,
 };
 
-/// Between the scales of two groups: as records' scales are stored together, four groups must not meet in the same bank.
-inline constexpr int scales_of_group = step_keys + 8;
+/// Between the scales of two groups: as records' scales are stored together, few may meet in the same bank.
+inline constexpr int scales_of_group = step_keys + 4;
 
 /// Shared memory that is small.
 struct WideShared {
     std::uint64_t full[max_stages];   ///< the step's records are there as halves
     std::uint64_t empty[max_stages];  ///< nobody reads the stage any more
-    std::uint64_t weights_full;   ///< P of a step is there
-    std::uint64_t weights_empty;  ///< all have read it
+    std::uint64_t weights_full;       ///< P of a step is there
+    std::uint64_t weights_empty;      ///< all have read it
     std::uint64_t piece_full[wide::pieces];
     std::uint64_t piece_empty[wide::pieces];
     std::uint64_t first_query;  ///< is there, as halves
@@ -32,12 +33,13 @@ struct WideShared {
     Piece pieces[wide::pieces];
     int sums[wide::threads / 32], largest[wide::threads / 32];  ///< of each warp, while the CTA's chunks are found
     Share share;
-    uint4 present[max_stages];  ///< of the step's columns four bits each: whether it names a record
+    uint4 present[max_stages];        ///< of the step's columns four bits each: whether it names a record
     std::uint32_t flags[max_stages];  ///< of the step: StepFlags
-    alignas(16) float scales[max_stages][4][scales_of_group];  ///< of groups, [group][key]
-    float2 keep[32 * score_warps];                ///< what older sums are worth, of a thread's two heads
-    float weight[max_splits][wide::heads];        ///< of each split's sums in the output
-    float query_scale[wide::heads];               ///< what scores are to be multiplied by
+    alignas(
+        16) float scales[max_stages][4][scales_of_group];  ///< of groups, [group][t][key / 8][key % 2], t = key % 8 / 2
+    float2 keep[32 * score_warps];                         ///< what older sums are worth, of a thread's two heads
+    float weight[max_splits][wide::heads];                 ///< of each split's sums in the output
+    float query_scale[wide::heads];                        ///< what scores are to be multiplied by
 };
 static_assert(sizeof(WideShared) <= small_shared_bytes);
 
@@ -96,8 +98,15 @@ struct WidePlace : Place<T> {
         return small(offsetof(WideShared, present)) + stage * 16;
     }
     __device__ SharedAddress flags_of_step(int stage) const { return small(offsetof(WideShared, flags)) + stage * 4; }
+    /// Of a group: the scales of all keys as they lie, those of the eight keys that a thread multiplies, and of a key.
+    __device__ SharedAddress scales_of_step(int stage, int group) const {
+        return small(offsetof(WideShared, scales)) + (stage * 4 + group) * scales_of_group * 4;
+    }
+    __device__ SharedAddress scales_of_thread(int stage, int group) const {
+        return scales_of_step(stage, group) + this->lane % 4 * 32;
+    }
     __device__ SharedAddress scale(int stage, int group, int key) const {
-        return small(offsetof(WideShared, scales)) + ((stage * 4 + group) * scales_of_group + key) * 4;
+        return scales_of_step(stage, group) + (key % 8 / 2 * 8 + key / 8 * 2 + key % 2) * 4;
     }
     __device__ SharedAddress keep_of_thread(int thread) const { return small(offsetof(WideShared, keep)) + thread * 8; }
     /// Of P: 16 bytes of each thread of a warpgroup.
@@ -152,15 +161,24 @@ struct StepOfPiece {
     }
 };
 
-/// A piece for a warp of those that multiply: the next one of the queue.
+/// The next piece of the queue, for a warp of those that multiply; its place is taken again once all have released it.
 template <class T>
-__device__ Piece take_piece(const WidePlace<T>& at, const WideShared& shared, Turn& turn) {
+__device__ Piece wait_for_piece(const WidePlace<T>& at, const WideShared& shared, const Turn& turn) {
     wait_mbarrier(at.piece_full(turn.number), turn.parity);
-    const Piece piece = shared.pieces[turn.number];
+    return shared.pieces[turn.number];
+}
+/// At its end: meanwhile neither it nor what follows from it, or from the lane, took registers.
+template <class T>
+__device__ Piece piece_again(WidePlace<T>& at, const WideShared& shared, const Turn& turn) {
+    asm volatile("" : "+r"(at.lane)::"memory");
+    at.lane &= 31;
+    return shared.pieces[turn.number];
+}
+template <class T>
+__device__ void release_piece(const WidePlace<T>& at, Turn& turn) {
     __syncwarp();
     arrive_as_warp(at.piece_empty(turn.number), at.lane);
     turn.advance(wide::pieces);
-    return piece;
 }
 
 }  // namespace sparsemla::detail::wide

@@ -15,7 +15,7 @@ struct GroupAnchors {
     /// What the group's scales of a step are to be multiplied by; `older` falls where the anchor rises.
     template <class T>
     __device__ float raise(const WidePlace<T>& at, int stage, int half, float& older) {
-        const float scale = load_shared<float>(at.scale(stage, 2 * at.warpgroup() + half, at.lane));
+        const float scale = load_shared<float>(at.scales_of_step(stage, 2 * at.warpgroup() + half) + at.lane * 4);
         const int largest = __reduce_max_sync(all_lanes, exponent_field(__float_as_uint(scale))) + 1;
         int& field = fields[half];
         older = power_of_two(127 + min(field - largest, 0));
@@ -106,10 +106,10 @@ __device__ inline void rescale(Sums& sums, int half, const float2& keep) {
         for (int i = 0; i < 32; ++i) sums.of_block[2 * half + block][i] *= i % 4 < 2 ? keep.x : keep.y;
 }
 
-/// P * V of a step, complete when it returns; whether it was the piece's last one.
+/// P * V of a step, complete when it returns; the step's flags.
 template <class T>
-__device__ bool add_step(const WidePlace<T>& at, const Turn& stage, Turn& weights_turn, GroupAnchors& anchors, Sums& sums,
-                         bool first) {
+__device__ std::uint32_t add_step(const WidePlace<T>& at, const Turn& stage, Turn& weights_turn, GroupAnchors& anchors,
+                                  Sums& sums, bool first) {
     wait_mbarrier(at.full(stage.number), stage.parity);
     __syncwarp();
     // What needs no P comes before it.
@@ -125,8 +125,10 @@ __device__ bool add_step(const WidePlace<T>& at, const Turn& stage, Turn& weight
         return keys;
     };
     [[maybe_unused]] const auto lower_keys = [&] {
-        if constexpr (T::record.has_groups()) return keys_of(0);
-        else return 0;
+        if constexpr (T::record.has_groups())
+            return keys_of(0);
+        else
+            return 0;
     }();
     wait_mbarrier(at.weights_full(), weights_turn.parity);
     __syncwarp();
@@ -155,7 +157,7 @@ __device__ bool add_step(const WidePlace<T>& at, const Turn& stage, Turn& weight
     }
     for (float(&block)[32] : sums.of_block) pin(block);
     arrive_as_warp(at.empty(stage.number), at.lane);
-    return (flags & last_of_piece) != 0;
+    return flags;
 }
 
 /// What this CTA's threads hand over: [quads][threads].
@@ -232,26 +234,26 @@ __device__ void end_values(const Params& params, const WidePlace<T>& at, const C
 /// What the warps of the values do.
 template <class T>
 __device__ void sum_values(const Params& params, WidePlace<T>& at, const WideShared& shared) {
-    keep_lane(at);
+    if constexpr (!T::record.has_groups()) keep_lane(at);
     Turn stage, weights, pieces, end;
     Sums sums;
-    bool merges = false;
     help_with_first_query(params, at, shared.share);
-    for (int left = shared.share.chunks; left > 0;) {
-        const Piece piece = take_piece(at, shared, pieces);
-        left -= piece.end - piece.begin;
-        const Columns columns = enter<T>(params, at, piece);
+    for (std::uint32_t flags = shared.share.chunks > 0 ? 0 : last_of_cta; (flags & last_of_cta) == 0;) {
+        Piece piece = wait_for_piece(at, shared, pieces);
         bool first = !piece.goes_on();
         GroupAnchors anchors;
         if (!first) take_over(params, at, anchors, sums);
-        for (bool is_last = false; !is_last; first = false) {
-            is_last = add_step(at, stage, weights, anchors, sums, first);
+        do {
+            flags = add_step(at, stage, weights, anchors, sums, first);
+            first = false;
             stage.advance(at.stages_of_keys);
-        }
+        } while ((flags & last_of_piece) == 0);
+        piece = shared.pieces[pieces.number];  // no registers meanwhile
+        const Columns columns = enter<T>(params, at, piece);
         end_values(params, at, columns, piece, anchors, sums, end);
-        merges = merges || (piece.ends_split() && columns.num_splits() > 1);
+        release_piece(at, pieces);
     }
-    if (merges) {
+    if (params.call.splits > 1) {
         sync_multipliers();  // weights of rows that were written are not read any more
         merge_rows(params, at, shared.share);
     }
