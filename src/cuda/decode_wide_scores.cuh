@@ -142,13 +142,6 @@ struct SumsOfSource {
     }
 };
 
-/// Stays where it is written: ptxas would take the heads' maxima one after the other.
-__device__ inline float shuffle_xor(float value, int distance) {
-    float other;
-    asm volatile("shfl.sync.bfly.b32 %0, %1, %2, 0x1f, 0xffffffff;" : "=f"(other) : "f"(value), "r"(distance));
-    return other;
-}
-
 /// What a thread's heads' scores are to be multiplied by; loaded some time before that.
 struct QueryScales {
     float of_head[2] = {1, 1};
@@ -193,31 +186,32 @@ __device__ void weigh_step(const WidePlace<T>& at, int stage, Scores& scores, co
     }
     __syncwarp();  // scales and masks are read
     arrive_as_warp(at.empty(stage), at.lane);
-    float largest[2], keep[2], anchor[2];
+    float largest[2], keep[2] = {1, 1};
+    bool rises = false;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
         const float* of_head = scores + 2 * i;  // of each 8 keys, the thread's two
         largest[i] = fmaxf(fmaxf(fmaxf(of_head[0], of_head[1]), fmaxf(of_head[4], of_head[5])),
-                           fmaxf(fmaxf(of_head[8], of_head[9]), fmaxf(of_head[12], of_head[13])));
+                           fmaxf(fmaxf(of_head[8], of_head[9]), fmaxf(of_head[12], of_head[13]))) *
+                     factors[i];
+        rises = rises || largest[i] > running[i].max + params.anchor_lag;
     }
+    // Few steps get here: exchanges between lanes take as long as shared memory does.
+    if (__any_sync(all_lanes, rises)) {
 #pragma unroll
-    for (int distance = 1; distance <= 2; distance *= 2) {
-        float others[2];
-#pragma unroll
-        for (int i = 0; i < 2; ++i) others[i] = shuffle_xor(largest[i], distance);
-#pragma unroll
-        for (int i = 0; i < 2; ++i) largest[i] = fmaxf(largest[i], others[i]);
+        for (int i = 0; i < 2; ++i) {
+            largest[i] = fmaxf(largest[i], __shfl_xor_sync(all_lanes, largest[i], 1));
+            largest[i] = fmaxf(largest[i], __shfl_xor_sync(all_lanes, largest[i], 2));
+            const float old = running[i].max;
+            if (largest[i] > old + params.anchor_lag) running[i].max = ceilf(largest[i]);
+            if (running[i].max > old) keep[i] = exp2_approximate(old - running[i].max);
+            running[i].sum *= keep[i];
+        }
     }
+    float anchor[2];
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-        largest[i] *= factors[i];
-        const float old = running[i].max;
-        running[i].max = largest[i] > old + params.anchor_lag ? ceilf(largest[i]) : old;
-        const float reference = running[i].max == -INFINITY ? 0.0F : running[i].max;  // no key yet: all are masked
-        keep[i] = exp2_approximate(old - reference);
-        anchor[i] = params.p_shift - reference;
-        running[i].sum *= keep[i];
-    }
+    for (int i = 0; i < 2; ++i)  // no key yet: all are masked
+        anchor[i] = params.p_shift - (running[i].max == -INFINITY ? 0.0F : running[i].max);
 #pragma unroll
     for (int j = 0; j < 16; ++j) scores[j] = exp2_approximate(fmaf(scores[j], factors[j % 4 / 2], anchor[j % 4 / 2]));
         // As a tree: few roundings a step, however many steps a row has (numerics.md, LSE).
