@@ -33,19 +33,17 @@ constexpr float anchor_lag(StageForm form, float p_scale) {
 }
 
 /// Barriers, pieces, masks, scales and weights: WideShared of cuda/decode_wide_tile.cuh.
-inline constexpr std::size_t small_shared_bytes = 8 * 1024;
+inline constexpr std::size_t small_shared_bytes = 10 * 1024;
 
 /// Records as they are stored, on their way to a stage. Their lower dimensions have room for two steps, the others for
 /// one: they come once those of the step before are halves. Records with scales of blocks stay whole, in two rooms.
 struct RawLayout {
-    int lower_pitch = 0;   ///< bytes between two records' lower dimensions [2 steps][step_keys]
-    int upper_pitch = 0;   ///< of the others [step_keys]
-    int scales_pitch = 0;  ///< of groups [2 steps][step_keys]
+    int lower_pitch = 0;  ///< bytes between two records' lower dimensions [2 steps][step_keys]
+    int upper_pitch = 0;  ///< of the others [step_keys]
 
     constexpr bool is_whole() const { return upper_pitch == 0; }
     constexpr std::size_t upper() const { return static_cast<std::size_t>(2 * step_keys * lower_pitch); }
-    constexpr std::size_t scales() const { return upper() + static_cast<std::size_t>(step_keys * upper_pitch); }
-    constexpr std::size_t bytes() const { return scales() + static_cast<std::size_t>(2 * step_keys * scales_pitch); }
+    constexpr std::size_t bytes() const { return upper() + static_cast<std::size_t>(step_keys * upper_pitch); }
 };
 
 constexpr RawLayout raw_layout(StageForm form) {
@@ -53,9 +51,7 @@ constexpr RawLayout raw_layout(StageForm form) {
     if (record.has_blocks()) return {.lower_pitch = record.pitch};
     if (record.codes == 0)  // an odd number of 16 bytes: a lane reads 32 bytes, 16 at a time
         return {.lower_pitch = 2 * lower_dims + 16, .upper_pitch = 2 * (record.d_qk - lower_dims) + 16};
-    return {.lower_pitch = lower_dims,
-            .upper_pitch = record.codes - lower_dims + 2 * record.wide(),
-            .scales_pitch = record.has_groups() ? 16 : 0};
+    return {.lower_pitch = lower_dims, .upper_pitch = record.codes - lower_dims + 2 * record.wide()};
 }
 
 /// Four lanes read 64 bytes of a record, eight lanes of two records at a time: where all records begin in the same

@@ -24,8 +24,8 @@ struct Gathered {
     const std::byte* record;  ///< null where it is absent
     const std::byte* rope;    ///< of wide records the same
     uint2 scales;             ///< of blocks: a quarter, as stored
-    std::uint32_t flags;      ///< StepFlags
     bool packed;              ///< of blocks: E2M1
+    bool second;              ///< of blocks: of source 1
 };
 
 /// Where a lane's record was copied to. Blocks of 64 bytes; odd records may have each two of them exchanged.
@@ -99,7 +99,7 @@ struct RecordCopies {
 /// it; they are a group. `slot`: of this lane's record.
 template <class T>
 __device__ void gather_lower(const latency::Params& params, const WidePlace<T>& at, const Columns& columns, int slot,
-                             const StepOfPiece& step, int room, Gathered& gathered) {
+                             const StepOfPiece& step, int room, int info, Gathered& gathered) {
     const int number = step.number, column = step.half * step_keys + row_of_lane(at), quarter = at.lane % 4;
     const int first_row = records_of_warp * at.helper();
     if constexpr (T::record.is_plain()) {
@@ -114,20 +114,22 @@ __device__ void gather_lower(const latency::Params& params, const WidePlace<T>& 
             gathered.rope = parts.present ? rope : nullptr;
         }
         if constexpr (T::record.has_blocks()) {
+            gathered.second = columns.is_second(number);
             gathered.packed = T::form == StageForm::blocks_576 ||
                               (T::form == StageForm::blocks_512 && source.record == Record::nvfp4_v41);
             gathered.scales = load_scales<T>(source, parts, quarter);
             copy_records_of_form(params, at, source, parts, at.lower_of_record(room, first_row));
         }
     }
+    const std::uint32_t present = __ballot_sync(all_lanes, gathered.record != nullptr);
+    store_shared_if(at.lane == 0, at.present_of_step(info) + at.helper() * 4, present);
     if constexpr (!T::raw.is_whole()) {
         constexpr int lower_bytes = T::record.codes > 0 ? lower_dims : 2 * lower_dims;
         const RecordCopies copies(gathered.record, at.lane);
         copies.copy<lower_bytes / 128, T::raw.lower_pitch>(at.lower_of_record(room, first_row), 0);
         if constexpr (T::record.has_groups())
-            if (quarter == 0)
-                copy_16_async(at.scales_of_record(room, row_of_lane(at)), gathered.record + T::record.scales_offset,
-                              gathered.record == nullptr);
+            copy_4_async(at.scale(info, quarter, row_of_lane(at)),
+                         gathered.record + T::record.scales_offset + quarter * 4, gathered.record == nullptr);
     }
     commit_copies();
 }
@@ -240,9 +242,10 @@ __device__ void convert_blocks(const WidePlace<T>& at, const RawRecord<T>& recor
     constexpr int code_blocks = T::record.codes / 64;
     constexpr int alike = (T::record.has_blocks() ? T::record.scaled : T::record.codes) / 64;  // codes with scales
     constexpr int end = std::min(kEnd, alike), count = end - kBegin;
-    if constexpr (T::half == Half::f16) {  // straight code: no addresses to compute
-        convert_codes<T, count - count / 2>(record, quarter, gathered, kBegin, to, to_upper);
-        convert_codes<T, count / 2>(record, quarter, gathered, end - count / 2, to, to_upper);
+    if constexpr (T::half == Half::f16) {  // straight code, and all loads at once as far as there are registers
+        constexpr int later = T::record.has_groups() && kBegin > 0 ? count / 2 : 0;
+        convert_codes<T, count - later>(record, quarter, gathered, kBegin, to, to_upper);
+        if constexpr (later > 0) convert_codes<T, later>(record, quarter, gathered, end - later, to, to_upper);
     } else if constexpr (count > 0) {
         constexpr int together = count % 3 == 0 ? 3 : count % 2 == 0 ? 2 : 1;
 #pragma unroll 1
@@ -268,16 +271,9 @@ __device__ void convert_step(const latency::Params& params, const WidePlace<T>& 
     __syncwarp();  // the copies of all lanes
     if constexpr (T::record.has_blocks()) {
         store_shared(record.lower + T::record.scales_offset + quarter * 16,
-                     block_scales<T>(params.sources[gathered.flags & of_second_source], gathered.scales));
+                     block_scales<T>(params.sources[gathered.second ? 1 : 0], gathered.scales));
         __syncwarp();
     }
-    const std::uint32_t present = __ballot_sync(all_lanes, gathered.record != nullptr);
-    if (at.lane == 0) {
-        store_shared(at.present_of_step(stage) + at.helper() * 4, present);
-        if (at.helper() == 0) store_shared(at.flags_of_step(stage), gathered.flags);
-    }
-    if constexpr (T::record.has_groups())
-        store_shared(at.scale(stage, quarter, row), load_shared<float>(at.scales_of_record(room, row) + quarter * 4));
     convert_blocks<0, lower_dims / 64>(at, record, gathered, stage);
     if constexpr (!T::raw.is_whole()) {
         wait_for_copy_groups<1>();
@@ -301,15 +297,16 @@ class Gatherer {
     __device__ bool has_more() const { return has_more_; }
 
     /// Starts the next step's first copies, and loads the slots of the one after it.
-    __device__ void gather(Gathered& gathered, int room) {
-        gather_lower(params_.call, at_, columns_, slot_, step_, room, gathered);
-        gathered.flags = columns_.is_second(step_.number) ? of_second_source : 0;
+    __device__ void gather(Gathered& gathered, int room, int info) {
+        gather_lower(params_.call, at_, columns_, slot_, step_, room, info, gathered);
+        std::uint32_t flags = columns_.is_second(step_.number) ? of_second_source : 0;
         if (step_.advance(params_, columns_, piece_)) {
             load_slot_of_lane();
         } else {
             begin_piece();
-            gathered.flags |= has_more_ ? last_of_piece : last_of_piece | last_of_cta;
+            flags |= has_more_ ? last_of_piece : last_of_piece | last_of_cta;
         }
+        store_shared_if(at_.helper() == 0 && at_.lane == 0, at_.flags_of_step(info), flags);
     }
 
    private:
@@ -353,9 +350,11 @@ __device__ void convert(const Params& params, WidePlace<T>& at, WideShared& shar
     Gathered first, second, third;
     int steps = 0;  // that are gathered and not yet converted
     // A group of copies, even where there is no such step: they are counted.
-    const auto gather = [&](Gathered& gathered, int room) {
+    const auto gather = [&](Gathered& gathered, int room, int ahead) {
         if (gatherer.has_more()) {
-            gatherer.gather(gathered, room);
+            Turn turn = stage;
+            for (int i = 0; i < ahead; ++i) turn.advance(at.stages_of_keys);
+            gatherer.gather(gathered, room, info_of(turn));
             ++steps;
         } else {
             commit_copies();
@@ -369,9 +368,9 @@ __device__ void convert(const Params& params, WidePlace<T>& at, WideShared& shar
                 commit_copies();
         }
     };
-    gather(first, 0);
+    gather(first, 0, 0);
     gather_rest(first);
-    gather(second, 1);
+    gather(second, 1, 1);
     // The same code for both rooms: instructions come from far.
 #pragma unroll 1
     for (int room = 0; steps > 0; room ^= 1) {
@@ -380,7 +379,7 @@ __device__ void convert(const Params& params, WidePlace<T>& at, WideShared& shar
         --steps;
         // The stage is announced before anything else is done: all others wait for it.
         gather_rest(second);
-        gather(third, room);
+        gather(third, room, 2);
         stage.advance(at.stages_of_keys);
         first = second;
         second = third;

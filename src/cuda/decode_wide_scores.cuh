@@ -33,8 +33,8 @@ struct KeyScales {
     float2 scales[4];
 
     template <class T>
-    __device__ KeyScales(const WidePlace<T>& at, int stage, int group) {
-        const SharedAddress from = at.scales_of_thread(stage, group);
+    __device__ KeyScales(const WidePlace<T>& at, int info, int group) {
+        const SharedAddress from = at.scales_of_thread(info, group);
         const float4 first = load_shared<float4>(from), second = load_shared<float4>(from + 16);
         scales[0] = {first.x, first.y};
         scales[1] = {first.z, first.w};
@@ -64,7 +64,7 @@ __device__ std::uint32_t begin_products(const WidePlace<T>& at, const Turn& stag
     const int i = stage.number;
     wait_mbarrier(at.full(i), stage.parity);
     __syncwarp();
-    const std::uint32_t flags = load_shared<std::uint32_t>(at.flags_of_step(i));
+    const std::uint32_t flags = load_shared<std::uint32_t>(at.flags_of_step(info_of(stage)));
     if constexpr (!T::record.has_groups()) {
         start_products<T::half, 0, T::d_qk>(at, i, products.even);
     } else {
@@ -79,7 +79,7 @@ __device__ std::uint32_t begin_products(const WidePlace<T>& at, const Turn& stag
 template <class T>
 __device__ void finish_products(const WidePlace<T>& at, const Turn& stage, Products& products, Scores& sums) {
     auto& [even, odd, rope] = products;
-    const int i = stage.number;
+    const int i = stage.number, info = info_of(stage);
     if constexpr (!T::record.has_groups()) {
         wait_for_mma<0>();
         pin(even);
@@ -87,7 +87,7 @@ __device__ void finish_products(const WidePlace<T>& at, const Turn& stage, Produ
         for (int j = 0; j < 16; ++j) sums[j] = even[j];
     } else {
         {
-            const KeyScales first(at, i, 0), second(at, i, 1);
+            const KeyScales first(at, info, 0), second(at, info, 1);
             wait_for_mma<0>();  // ptxas counts groups in straight code only
             pin(even);
             pin(odd);
@@ -99,7 +99,7 @@ __device__ void finish_products(const WidePlace<T>& at, const Turn& stage, Produ
                 for (int j = 0; j < 16; ++j) sums[j] += rope[j];
             }
         }
-        const KeyScales third(at, i, 2), fourth(at, i, 3);  // before the products, behind which they would wait
+        const KeyScales third(at, info, 2), fourth(at, info, 3);  // before the products, behind which they would wait
         start_products<T::half, 256, 384>(at, i, even);
         start_products<T::half, 384, 512>(at, i, odd);
         wait_for_mma<1>();
@@ -159,10 +159,10 @@ struct QueryScales {
 /// relative to an anchor, a whole number that the running maximum may exceed by anchor_lag: most steps leave older sums
 /// as they are then, and what does not is exact. P is times p_scale, and so are its sums.
 template <class T>
-__device__ void weigh_step(const WidePlace<T>& at, int stage, Scores& scores, const QueryScales& query_scales,
+__device__ void weigh_step(const WidePlace<T>& at, const Turn& stage, Scores& scores, const QueryScales& query_scales,
                            const SumsOfSource& sums, const Params& params, float older, Running (&running)[2],
                            Turn& weights) {
-    const uint4 present = load_shared<uint4>(at.present_of_step(stage));  // four bits a key
+    const uint4 present = load_shared<uint4>(at.present_of_step(info_of(stage)));  // four bits a key
     float factors[2] = {sums.score_factor * query_scales.of_head[0], sums.score_factor * query_scales.of_head[1]};
     // Factors whose order counts, as not to overflow, or that turn the order of scores around.
     if (__any_sync(all_lanes, !(fminf(factors[0], factors[1]) > 0 && fmaxf(factors[0], factors[1]) < INFINITY))) {
@@ -185,7 +185,7 @@ __device__ void weigh_step(const WidePlace<T>& at, int stage, Scores& scores, co
         }
     }
     __syncwarp();  // scales and masks are read
-    arrive_as_warp(at.empty(stage), at.lane);
+    arrive_as_warp(at.empty(stage.number), at.lane);
     float largest[2], keep[2] = {1, 1};
     bool rises = false;
 #pragma unroll
@@ -329,7 +329,7 @@ __device__ void score(const Params& params, WidePlace<T>& at, const WideShared& 
         flags = begin_products(at, stage, products);
         finish_products(at, stage, products, scores);
         while (true) {
-            const int weighed = stage.number;
+            const Turn weighed = stage;
             const QueryScales query_scales(at);
             const float older = sums.enter<T>(params.call, (flags & of_second_source) != 0);
             stage.advance(at.stages_of_keys);

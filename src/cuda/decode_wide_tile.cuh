@@ -16,6 +16,11 @@ enum StepFlags : std::uint32_t {
     last_of_cta = 4,
 };
 
+/// Steps that are gathered, or under way to those that multiply: two more than there are stages, and one to spare.
+inline constexpr int step_infos = 2 * max_stages;
+/// A step's number in those.
+__device__ inline int info_of(const Turn& stage) { return stage.number + max_stages * static_cast<int>(stage.parity); }
+
 /// Between the scales of two groups: as records' scales are stored together, few may meet in the same bank.
 inline constexpr int scales_of_group = step_keys + 4;
 
@@ -33,13 +38,13 @@ struct WideShared {
     Piece pieces[wide::pieces];
     int sums[wide::threads / 32], largest[wide::threads / 32];  ///< of each warp, while the CTA's chunks are found
     Share share;
-    uint4 present[max_stages];        ///< of the step's columns four bits each: whether it names a record
-    std::uint32_t flags[max_stages];  ///< of the step: StepFlags
-    alignas(
-        16) float scales[max_stages][4][scales_of_group];  ///< of groups, [group][t][key / 8][key % 2], t = key % 8 / 2
-    float2 keep[32 * score_warps];                         ///< what older sums are worth, of a thread's two heads
-    float weight[max_splits][wide::heads];                 ///< of each split's sums in the output
-    float query_scale[wide::heads];                        ///< what scores are to be multiplied by
+    // Of steps from their gather on (step_infos):
+    uint4 present[step_infos];  ///< of its columns four bits each: whether it names a record
+    alignas(16) float scales[step_infos][4][scales_of_group];  ///< of groups: [t][key / 8][key % 2], t = key % 8 / 2
+    std::uint32_t flags[step_infos];                           ///< StepFlags
+    float2 keep[32 * score_warps];                             ///< what older sums are worth, of a thread's two heads
+    float weight[max_splits][wide::heads];                     ///< of each split's sums in the output
+    float query_scale[wide::heads];                            ///< what scores are to be multiplied by
 };
 static_assert(sizeof(WideShared) <= small_shared_bytes);
 
@@ -94,19 +99,19 @@ struct WidePlace : Place<T> {
     __device__ SharedAddress first_query() const { return small(offsetof(WideShared, first_query)); }
     __device__ SharedAddress end_full() const { return small(offsetof(WideShared, end_full)); }
     __device__ SharedAddress end_empty() const { return small(offsetof(WideShared, end_empty)); }
-    __device__ SharedAddress present_of_step(int stage) const {
-        return small(offsetof(WideShared, present)) + stage * 16;
+    __device__ SharedAddress present_of_step(int info) const {
+        return small(offsetof(WideShared, present)) + info * 16;
     }
-    __device__ SharedAddress flags_of_step(int stage) const { return small(offsetof(WideShared, flags)) + stage * 4; }
+    __device__ SharedAddress flags_of_step(int info) const { return small(offsetof(WideShared, flags)) + info * 4; }
     /// Of a group: the scales of all keys as they lie, those of the eight keys that a thread multiplies, and of a key.
-    __device__ SharedAddress scales_of_step(int stage, int group) const {
-        return small(offsetof(WideShared, scales)) + (stage * 4 + group) * scales_of_group * 4;
+    __device__ SharedAddress scales_of_step(int info, int group) const {
+        return small(offsetof(WideShared, scales)) + (info * 4 + group) * scales_of_group * 4;
     }
-    __device__ SharedAddress scales_of_thread(int stage, int group) const {
-        return scales_of_step(stage, group) + this->lane % 4 * 32;
+    __device__ SharedAddress scales_of_thread(int info, int group) const {
+        return scales_of_step(info, group) + this->lane % 4 * 32;
     }
-    __device__ SharedAddress scale(int stage, int group, int key) const {
-        return scales_of_step(stage, group) + (key % 8 / 2 * 8 + key / 8 * 2 + key % 2) * 4;
+    __device__ SharedAddress scale(int info, int group, int key) const {
+        return scales_of_step(info, group) + (key % 8 / 2 * 8 + key / 8 * 2 + key % 2) * 4;
     }
     __device__ SharedAddress keep_of_thread(int thread) const { return small(offsetof(WideShared, keep)) + thread * 8; }
     /// Of P: 16 bytes of each thread of a warpgroup.
@@ -119,10 +124,6 @@ struct WidePlace : Place<T> {
     }
     __device__ SharedAddress upper_of_record(int row) const {
         return this->stages + static_cast<SharedAddress>(T::raw.upper()) + row * T::raw.upper_pitch;
-    }
-    __device__ SharedAddress scales_of_record(int room, int row) const {
-        return this->stages + static_cast<SharedAddress>(T::raw.scales()) +
-               (room * step_keys + row) * T::raw.scales_pitch;
     }
     __device__ SharedAddress query_scale(int head) const { return small(offsetof(WideShared, query_scale)) + head * 4; }
     __device__ SharedAddress query_tile() const { return this->base + static_cast<SharedAddress>(T::layout.query); }

@@ -14,8 +14,8 @@ struct GroupAnchors {
 
     /// What the group's scales of a step are to be multiplied by; `older` falls where the anchor rises.
     template <class T>
-    __device__ float raise(const WidePlace<T>& at, int stage, int half, float& older) {
-        const float scale = load_shared<float>(at.scales_of_step(stage, 2 * at.warpgroup() + half) + at.lane * 4);
+    __device__ float raise(const WidePlace<T>& at, int info, int half, float& older) {
+        const float scale = load_shared<float>(at.scales_of_step(info, 2 * at.warpgroup() + half) + at.lane * 4);
         const int largest = __reduce_max_sync(all_lanes, exponent_field(__float_as_uint(scale))) + 1;
         int& field = fields[half];
         older = power_of_two(127 + min(field - largest, 0));
@@ -112,14 +112,15 @@ __device__ std::uint32_t add_step(const WidePlace<T>& at, const Turn& stage, Tur
                                   Sums& sums, bool first) {
     wait_mbarrier(at.full(stage.number), stage.parity);
     __syncwarp();
+    const int info = info_of(stage);
     // What needs no P comes before it.
-    const std::uint32_t flags = load_shared<std::uint32_t>(at.flags_of_step(stage.number));
+    const std::uint32_t flags = load_shared<std::uint32_t>(at.flags_of_step(info));
     float older[2] = {1, 1}, factors[2];
     if constexpr (T::record.has_groups())
 #pragma unroll
-        for (int half = 0; half < 2; ++half) factors[half] = anchors.raise(at, stage.number, half, older[half]);
+        for (int half = 0; half < 2; ++half) factors[half] = anchors.raise(at, info, half, older[half]);
     const auto keys_of = [&](int half) {
-        KeyScales keys(at, stage.number, 2 * at.warpgroup() + half);
+        KeyScales keys(at, info, 2 * at.warpgroup() + half);
 #pragma unroll
         for (float2& scale : keys.scales) scale = {scale.x * factors[half], scale.y * factors[half]};
         return keys;

@@ -42,7 +42,18 @@ __device__ inline void copy_8_async(SharedAddress to, const void* from, bool abs
         : "memory");
 }
 
-// All of this thread's copy_16_async and copy_8_async have come; other threads need a barrier besides.
+__device__ inline void copy_4_async(SharedAddress to, const void* from, bool absent) {
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "setp.ne.b32 p, %2, 0;\n"
+        "cp.async.ca.shared.global [%0], [%1], 4, p;\n"
+        "}" ::"r"(to),
+        "l"(from), "r"(static_cast<std::uint32_t>(absent))
+        : "memory");
+}
+
+// All of this thread's asynchronous copies of 16, 8 and 4 bytes have come; other threads need a barrier besides.
 __device__ inline void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 // This thread's copies since the last commit are a group, which may be empty.
@@ -232,6 +243,18 @@ __device__ inline void store_shared(SharedAddress to, float x, float y) {
 }
 __device__ inline void store_shared(SharedAddress to, std::uint32_t value) {
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(value) : "memory");
+}
+
+// The same where `wanted`, without a branch.
+__device__ inline void store_shared_if(bool wanted, SharedAddress to, std::uint32_t value) {
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "setp.ne.b32 p, %0, 0;\n"
+        "@p st.shared.b32 [%1], %2;\n"
+        "}" ::"r"(static_cast<std::uint32_t>(wanted)),
+        "r"(to), "r"(value)
+        : "memory");
 }
 
 __device__ inline void store_shared(SharedAddress to, float value) {
