@@ -243,7 +243,7 @@ __device__ void convert_blocks(const WidePlace<T>& at, const RawRecord<T>& recor
     constexpr int alike = (T::record.has_blocks() ? T::record.scaled : T::record.codes) / 64;  // codes with scales
     constexpr int end = std::min(kEnd, alike), count = end - kBegin;
     if constexpr (T::half == Half::f16) {  // straight code, and all loads at once as far as there are registers
-        constexpr int later = T::record.has_groups() && kBegin > 0 ? count / 2 : 0;
+        constexpr int later = kBegin > 0 && count % 2 == 0 ? count / 2 : 0;
         convert_codes<T, count - later>(record, quarter, gathered, kBegin, to, to_upper);
         if constexpr (later > 0) convert_codes<T, later>(record, quarter, gathered, end - later, to, to_upper);
     } else if constexpr (count > 0) {
