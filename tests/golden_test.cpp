@@ -1,6 +1,7 @@
-// What decode_latency gave on a GPU, committed in tests/data/golden, against what runs here: the cpu kernel executing
-// the same schedule (or, with SPARSEMLA_TEST_DEVICE=cuda:0, the kernel itself). A drift of either side shows, without a
-// GPU. With SPARSEMLA_GOLDEN_WRITE=FOLDER a run on a GPU writes the files; SPARSEMLA_GOLDEN=FOLDER looks elsewhere.
+// What decode_latency and decode_wide gave on a GPU, committed in tests/data/golden, against what runs here: the cpu
+// kernel executing the same schedule (or, with SPARSEMLA_TEST_DEVICE=cuda:0, the kernel itself). A drift of either side
+// shows, without a GPU. With SPARSEMLA_GOLDEN_WRITE=FOLDER a run on a GPU writes the files; SPARSEMLA_GOLDEN=FOLDER
+// looks elsewhere.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -20,12 +21,11 @@ namespace {
 
 using harness::Recipe;
 
-constexpr const char* gpu_kernel = "decode_latency";
-
 struct GoldenCase {
     std::string name;
     int splits;
     Recipe recipe;
+    std::string kernel = "decode_latency";  ///< of the GPU
 };
 
 void PrintTo(const GoldenCase& golden, std::ostream* stream) { *stream << golden.name; }
@@ -56,6 +56,7 @@ GoldenCase golden_of_records(const std::string& name, int splits, const Size& si
                              const std::vector<std::pair<Record, std::int64_t>>& sources,
                              const std::function<void(Recipe&)>& change = {}) {
     GoldenCase golden{name, splits, {}};
+    if (name.starts_with("wide_")) golden.kernel = "decode_wide";
     golden.recipe.rows = size.rows;
     golden.recipe.heads = size.heads;
     golden.recipe.query_dtype = DType::bf16;
@@ -102,25 +103,33 @@ std::vector<GoldenCase> golden_cases() {
         golden_of_records("v41_nvfp4_h4_r2_w128_256", 6, {2, 4}, {{Record::fp8_v41, 128}, {Record::nvfp4_v41, 256}}),
         golden_of_records("nvfp4_ds_mla_h3_r2_w300_ragged", 2, {2, 3}, {{Record::nvfp4_ds_mla, 300}}, ragged),
         golden_of_records("bf16_h4_r2_w200", 2, {2, 4}, {{Record::bf16, 200}}),
+        golden_of_records("wide_f576_h5_r2_w300_ragged", 2, {2, 5}, {{Record::fp8_576, 300}}, ragged),
+        golden_of_records("wide_ds_mla_h5_r2_w300", 3, {2, 5}, {{Record::fp8_ds_mla, 300}}),
+        golden_of_records("wide_v4_h5_r2_w128_200_sinks", 1, {2, 5}, {{Record::fp8_v4, 128}, {Record::fp8_v4, 200}},
+                          sinks),
+        golden_of_records("wide_bf16_h4_r2_w200", 2, {2, 4}, {{Record::bf16, 200}}),
     };
     for (std::size_t i = 0; i < cases.size(); ++i) cases[i].recipe.seed = 1 + i;
     return cases;
 }
 
-/// Those that the GPU's kernels take.
+/// Those that the GPU's kernel takes.
 std::vector<PFormat> formats_of(const GoldenCase& golden) {
     const RecordLayout& layout = layout_of(golden.recipe.sources[0].record);
+    const bool is_wide = golden.kernel == "decode_wide";
     if (layout.main.encoding == ValueEncoding::bf16) return {PFormat::bf16};
-    if (layout.scale_encoding == ScaleEncoding::f32) return {PFormat::f16};
-    return {PFormat::f16, PFormat::e4m3};
+    if (layout.scale_encoding == ScaleEncoding::f32 || (is_wide && layout.scale_encoding == ScaleEncoding::none))
+        return {PFormat::f16};
+    return {PFormat::f16, is_wide ? PFormat::bf16 : PFormat::e4m3};
 }
 
 PlanOptions options_of(const GoldenCase& golden, PFormat format, const std::string& kernel) {
     return {.kernel = kernel,
             .p_format = format,
-            .p_scale = format == PFormat::e4m3  ? 448.0F
-                       : format == PFormat::f16 ? 32768.0F
-                                                : 1.0F,
+            .p_scale = format == PFormat::e4m3          ? 448.0F
+                       : format == PFormat::bf16        ? 1.0F
+                       : golden.kernel == "decode_wide" ? 2048.0F
+                                                        : 32768.0F,
             .anchor = Anchor::split_running_max,
             .splits = golden.splits,
             .columns = ColumnRule::round_robin,
@@ -264,7 +273,7 @@ TEST_P(Golden, TheScheduleStillGivesTheOutputsOfTheGpu) {
     const Case inputs = inputs_of(golden);
     const CaseStep step = case_step(inputs);
     for (const PFormat format : formats_of(golden)) {
-        const Outputs outputs = run(step, options_of(golden, format, fast_kernel()));
+        const Outputs outputs = run(step, options_of(golden, format, on_gpu() ? golden.kernel : fast_kernel()));
         EXPECT_EQ(drift(format, outputs, file, step.lse_base), "")
             << to_string(outputs.schedule) << " against " << file.metadata.at("kernel") << " on "
             << file.metadata.at("device");
@@ -276,7 +285,7 @@ TEST_P(Golden, WriteWhereAsked) {
     if (folder.empty()) GTEST_SKIP() << "SPARSEMLA_GOLDEN_WRITE names no folder";
     ASSERT_TRUE(on_gpu()) << "SPARSEMLA_TEST_DEVICE must name the GPU";
     std::filesystem::create_directories(folder);
-    const Case file = make_golden(GetParam(), gpu_kernel);
+    const Case file = make_golden(GetParam(), GetParam().kernel);
     if (!HasFailure()) detail::write_safetensors(file, golden_path(folder, GetParam()));
 }
 
