@@ -22,16 +22,6 @@ inline constexpr int pieces = 4;  ///< that are announced and not yet begun by a
 /// all is BF16, and P one such number (p_bf16) or the sum of two (p_f16, and better).
 constexpr bool is_f16(StageForm form) { return stage_layout(form).is_plain() || stage_layout(form).has_groups(); }
 
-/// How far a running maximum may rise above the anchor that exponents are relative to before the anchor follows, in
-/// log2. As FP16, P times p_scale stays within 2^15.
-inline constexpr int most_lag = 4;
-inline constexpr float f16_p_scale = 2048;  ///< by default: leaves room for that
-constexpr float anchor_lag(StageForm form, float p_scale) {
-    int lag = is_f16(form) ? 0 : most_lag;
-    while (lag < most_lag && static_cast<float>(2 << lag) * p_scale <= 32768.0F) ++lag;
-    return static_cast<float>(lag);
-}
-
 /// Barriers, pieces, masks, scales and weights: WideShared of cuda/decode_wide_tile.cuh.
 inline constexpr std::size_t small_shared_bytes = 10 * 1024;
 

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <limits>
 
 #include "balanced_plan.h"
@@ -103,8 +102,6 @@ std::optional<std::string> refuse(const Problem& problem, const DeviceSpec& devi
             "at least " + std::to_string(wide::shared_layout(form_of(problem), wide::min_stages).bytes) + " bytes",
             std::to_string(device.shared_memory_bytes));
     if (auto reason = refuse_range("stages", options.stages, wide::min_stages, stages)) return reason;
-    if (options.p_scale && std::exp2(std::ilogb(*options.p_scale)) != *options.p_scale)
-        return must_be("p_scale", "a power of two", std::to_string(*options.p_scale));
     if (options.cluster_tiles.value_or(1) != 1)
         return must_be("cluster_tiles", "1: it has no clusters", std::to_string(*options.cluster_tiles));
     if (options.transport.value_or(Transport::stores) != Transport::stores)
@@ -121,7 +118,6 @@ KernelPlan plan(const Problem& problem, const DeviceSpec& device, const PlanOpti
     const auto tiles = static_cast<std::size_t>(tiles_of_rows(problem, wide::heads));
     KernelPlan result;
     result.schedule = gpu_schedule(wide_kernel, problem, options, formats_of(problem), splits);
-    if (!options.p_scale && wide::is_f16(form_of(problem))) result.schedule.p_scale = wide::f16_p_scale;
     result.tiling = Tiling{.heads = wide::heads,
                            .stages = choice.layout.stages,
                            .gather = Gather::copies,

@@ -126,10 +126,9 @@ std::vector<PFormat> formats_of(const GoldenCase& golden) {
 PlanOptions options_of(const GoldenCase& golden, PFormat format, const std::string& kernel) {
     return {.kernel = kernel,
             .p_format = format,
-            .p_scale = format == PFormat::e4m3          ? 448.0F
-                       : format == PFormat::bf16        ? 1.0F
-                       : golden.kernel == "decode_wide" ? 2048.0F
-                                                        : 32768.0F,
+            .p_scale = format == PFormat::e4m3  ? 448.0F
+                       : format == PFormat::f16 ? 32768.0F
+                                                : 1.0F,
             .anchor = Anchor::split_running_max,
             .splits = golden.splits,
             .columns = ColumnRule::round_robin,

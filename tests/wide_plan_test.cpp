@@ -83,7 +83,6 @@ TEST_F(WidePlan, RefusesByName) {
     names({.tile_heads = 32}, "tile_heads must be 64, got 32");
     names({.stages = 1}, "stages must be 2 .. 3, got 1");
     names({.stages = 4}, "stages must be 1 .. 3, got 4");
-    names({.p_scale = 1000.0F}, "p_scale must be a power of two, got 1000");
     names({.splits = 17}, "splits must be 1 .. 16, got 17");
     names({.cluster_tiles = 2}, "cluster_tiles must be 1");
     names({.gather = Gather::bulk}, "gather must be copies, got bulk");

@@ -20,9 +20,6 @@ struct Params {
     float* stats;                   ///< pairs
     std::uint32_t* handed_over;     ///< [CTAs], 0 between calls; decode_wide's two readers count before it is 0 again
     std::uint32_t* arrived_splits;  ///< [rows][tiles], 0 between calls
-
-    float p_shift;  ///< of decode_wide alone: log2(p_scale), and wide::anchor_lag
-    float anchor_lag;
 };
 
 /// Which instantiation.

@@ -41,9 +41,7 @@ balanced::Params balanced::params_of(const DecodeParams& call, const BalancedSha
             .partials = reinterpret_cast<float*>(call.workspace + workspace.partials),
             .stats = reinterpret_cast<float*>(call.workspace + workspace.stats),
             .handed_over = flags,
-            .arrived_splits = flags + shape.ctas,
-            .p_shift = 0,
-            .anchor_lag = 0};
+            .arrived_splits = flags + shape.ctas};
 }
 
 void prepare_shared_out(const Plan& plan, Memory state, Stream stream, void (*launch)(const DecodeParams&, Stream),

@@ -1,6 +1,4 @@
 // From a checked call to decode_wide's launch.
-#include <cmath>
-
 #include "balanced_plan.h"
 #include "cuda/decode_balanced_launch.h"
 #include "cuda/decode_wide.h"
@@ -32,16 +30,13 @@ void launch_wide(const DecodeParams& call, Stream stream) {
     const Plan& plan = *call.plan;
     const CurrentDevice current(plan.device.device.index);
     const BalancedShape shape = balanced_shape(plan);
-    balanced::Params params = balanced::params_of(call, shape);
-    params.p_shift = static_cast<float>(std::ilogb(plan.schedule.p_scale));
-    params.anchor_lag = wide::anchor_lag(stage_form(plan.problem.sources[0].record), plan.schedule.p_scale);
     const auto launch_kernel = has_one_part(plan) ? wide::launch_kernel_of_one : wide::launch_kernel_of_two;
     launch_kernel(stage_form(plan.problem.sources[0].record),
                   {.grid = dim3(static_cast<unsigned>(shape.ctas)),
                    .threads = static_cast<unsigned>(wide::threads),
                    .shared_bytes = shape.shared_bytes,
                    .stream = static_cast<cudaStream_t>(stream.handle)},
-                  params);
+                  balanced::params_of(call, shape));
 }
 
 }  // namespace sparsemla::detail

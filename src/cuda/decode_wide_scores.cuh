@@ -155,25 +155,14 @@ struct QueryScales {
     }
 };
 
-/// Softmax of a step: dot products to P, and what older sums are worth, to the warps of the values. Exponents are
-/// relative to an anchor, a whole number that the running maximum may exceed by anchor_lag: most steps leave older sums
-/// as they are then, and what does not is exact. P is times p_scale, and so are its sums.
+/// Softmax of a step: dot products to P times p_scale, and what older sums are worth, to the warps of the values.
 template <class T>
 __device__ void weigh_step(const WidePlace<T>& at, const Turn& stage, Scores& scores, const QueryScales& query_scales,
-                           const SumsOfSource& sums, const Params& params, float older, Running (&running)[2],
-                           Turn& weights) {
+                           const SumsOfSource& sums, float p_scale, float older, Running (&running)[2], Turn& weights) {
     const uint4 present = load_shared<uint4>(at.present_of_step(info_of(stage)));  // four bits a key
-    float factors[2] = {sums.score_factor * query_scales.of_head[0], sums.score_factor * query_scales.of_head[1]};
-    // Factors whose order counts, as not to overflow, or that turn the order of scores around.
-    if (__any_sync(all_lanes, !(fminf(factors[0], factors[1]) > 0 && fmaxf(factors[0], factors[1]) < INFINITY))) {
+    // One after the other: their product might overflow.
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-#pragma unroll
-            for (int j = 0; j < 16; ++j)
-                if (j % 4 / 2 == i) scores[j] = scores[j] * sums.score_factor * query_scales.of_head[i];
-            factors[i] = 1;
-        }
-    }
+    for (int j = 0; j < 16; ++j) scores[j] = scores[j] * sums.score_factor * query_scales.of_head[j % 4 / 2];
     if ((present.x & present.y & present.z & present.w) != ~0U) {
         const std::uint32_t words[4] = {present.x, present.y, present.z, present.w};
 #pragma unroll
@@ -187,43 +176,40 @@ __device__ void weigh_step(const WidePlace<T>& at, const Turn& stage, Scores& sc
     __syncwarp();  // scales and masks are read
     arrive_as_warp(at.empty(stage.number), at.lane);
     float largest[2], keep[2] = {1, 1};
-    bool rises = false;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
         const float* of_head = scores + 2 * i;  // of each 8 keys, the thread's two
         largest[i] = fmaxf(fmaxf(fmaxf(of_head[0], of_head[1]), fmaxf(of_head[4], of_head[5])),
-                           fmaxf(fmaxf(of_head[8], of_head[9]), fmaxf(of_head[12], of_head[13]))) *
-                     factors[i];
-        rises = rises || largest[i] > running[i].max + params.anchor_lag;
+                           fmaxf(fmaxf(of_head[8], of_head[9]), fmaxf(of_head[12], of_head[13])));
     }
-    // Few steps get here: exchanges between lanes take as long as shared memory does.
-    if (__any_sync(all_lanes, rises)) {
+    // Exchanges between lanes take as long as shared memory does: only where a maximum rises.
+    if (__any_sync(all_lanes, largest[0] > running[0].max || largest[1] > running[1].max)) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             largest[i] = fmaxf(largest[i], __shfl_xor_sync(all_lanes, largest[i], 1));
             largest[i] = fmaxf(largest[i], __shfl_xor_sync(all_lanes, largest[i], 2));
-            const float old = running[i].max;
-            if (largest[i] > old + params.anchor_lag) running[i].max = ceilf(largest[i]);
-            if (running[i].max > old) keep[i] = exp2_approximate(old - running[i].max);
+            if (!(largest[i] > running[i].max)) continue;
+            keep[i] = exp2_approximate(running[i].max - largest[i]);
+            running[i].max = largest[i];
             running[i].sum *= keep[i];
         }
     }
-    float anchor[2];
-#pragma unroll
-    for (int i = 0; i < 2; ++i)  // no key yet: all are masked
-        anchor[i] = params.p_shift - (running[i].max == -INFINITY ? 0.0F : running[i].max);
-#pragma unroll
-    for (int j = 0; j < 16; ++j) scores[j] = exp2_approximate(fmaf(scores[j], factors[j % 4 / 2], anchor[j % 4 / 2]));
-        // As a tree: few roundings a step, however many steps a row has (numerics.md, LSE).
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-        const float* of_head = scores + 2 * i;
+        const float anchor = running[i].max == -INFINITY ? 0.0F : running[i].max;  // no key yet: all are masked
+        float* const of_head = scores + 2 * i;
+#pragma unroll
+        for (int j = 0; j < 16; j += 4) {
+            of_head[j] = exp2_approximate(of_head[j] - anchor);
+            of_head[j + 1] = exp2_approximate(of_head[j + 1] - anchor);
+        }
+        // As a tree: few roundings a step, however many steps a row has (numerics.md, LSE).
         running[i].sum += ((of_head[0] + of_head[1]) + (of_head[4] + of_head[5])) +
                           ((of_head[8] + of_head[9]) + (of_head[12] + of_head[13]));
     }
-    if (sums.vanish)
+    const float factor = sums.vanish ? 0.0F : p_scale;
 #pragma unroll
-        for (float& score : scores) score = 0;
+    for (float& score : scores) score *= factor;
     const int thread = 32 * at.score_warp() + at.lane;
     wait_mbarrier(at.weights_empty(), weights.parity ^ 1);
 #pragma unroll
@@ -273,7 +259,6 @@ __device__ void end_scores(const Params& params, const WidePlace<T>& at, const C
             float sum = running[i].sum;
             sum += __shfl_xor_sync(all_lanes, sum, 1);
             sum += __shfl_xor_sync(all_lanes, sum, 2);
-            sum *= params.call.inverse_p_scale;
             const int head = 16 * at.score_warp() + at.lane / 4 + 8 * i;
             if (at.lane % 4 != 0) continue;
             if (columns.num_splits() > 1) {
@@ -334,11 +319,11 @@ __device__ void score(const Params& params, WidePlace<T>& at, const WideShared& 
             const float older = sums.enter<T>(params.call, (flags & of_second_source) != 0);
             stage.advance(at.stages_of_keys);
             if ((flags & last_of_piece) != 0) {
-                weigh_step(at, weighed, scores, query_scales, sums, params, older, running, weights);
+                weigh_step(at, weighed, scores, query_scales, sums, params.call.p_scale, older, running, weights);
                 break;
             }
             flags = begin_products(at, stage, products);
-            weigh_step(at, weighed, scores, query_scales, sums, params, older, running, weights);
+            weigh_step(at, weighed, scores, query_scales, sums, params.call.p_scale, older, running, weights);
             finish_products(at, stage, products, scores);
         }
         piece = piece_again(at, shared, pieces);
