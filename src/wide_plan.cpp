@@ -42,8 +42,8 @@ int most_stages(const Problem& problem, const DeviceSpec& device) {
 /// Of a CTA for a chunk.
 double chunk_us(const Problem& problem) {
     switch (form_of(problem)) {
-        case StageForm::codes_576: return 2.59;
-        case StageForm::codes_512: return 2.4;
+        case StageForm::codes_576: return 2.75;
+        case StageForm::codes_512: return 2.5;
         case StageForm::groups_576: return 3.18;
         case StageForm::groups_512: return 2.8;
         case StageForm::blocks_rope:
@@ -57,7 +57,7 @@ double chunk_us(const Problem& problem) {
 /// Microseconds that a layout is expected to take for full rows of so many chunks: fitted to what an H200 took
 /// (docs/performance.md, "decode_wide").
 double expected_us(const Problem& problem, const DeviceSpec& device, int splits, std::int64_t chunks) {
-    const double ends_us = stage_layout(form_of(problem)).is_plain() ? 6.6 : 8.0;
+    const double ends_us = stage_layout(form_of(problem)).is_plain() ? 7.5 : 8.0;
     constexpr double share_us = 8.4, cut_us = 4.8;         // CTAs that have several pieces; to hand sums over
     constexpr double merge_us = 4.4, busy_merge_us = 3.6;  // more, times the square of the share of busy SMs
     const std::int64_t ctas = balanced_ctas(problem, device, wide::heads, splits);

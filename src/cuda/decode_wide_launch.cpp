@@ -30,13 +30,17 @@ void launch_wide(const DecodeParams& call, Stream stream) {
     const Plan& plan = *call.plan;
     const CurrentDevice current(plan.device.device.index);
     const BalancedShape shape = balanced_shape(plan);
+    balanced::Params params = balanced::params_of(call, shape);
+    // BF16 has float32's exponents: P needs no scale, with which large values would overflow.
+    if (!wide::is_f16(stage_form(plan.problem.sources[0].record)))
+        params.call.p_scale = params.call.inverse_p_scale = 1;
     const auto launch_kernel = has_one_part(plan) ? wide::launch_kernel_of_one : wide::launch_kernel_of_two;
     launch_kernel(stage_form(plan.problem.sources[0].record),
                   {.grid = dim3(static_cast<unsigned>(shape.ctas)),
                    .threads = static_cast<unsigned>(wide::threads),
                    .shared_bytes = shape.shared_bytes,
                    .stream = static_cast<cudaStream_t>(stream.handle)},
-                  balanced::params_of(call, shape));
+                  params);
 }
 
 }  // namespace sparsemla::detail
