@@ -16,7 +16,7 @@ inline constexpr int score_warps = 4;       ///< one warpgroup
 inline constexpr int threads = 32 * (value_warps + converting_warps + score_warps);
 /// What waits for helpers, syncs multiplying warps and lays out the workspace is decode_balanced's.
 static_assert(value_warps == latency::multiplying_warps && converting_warps == latency::helper_warps);
-inline constexpr int pieces = 4;  ///< that are announced and not yet begun by all
+inline constexpr int pieces = 6;  ///< that are announced and not yet ended by all
 
 /// Whether codes and P are FP16 in shared memory: where no scale of few dimensions asks for more exponents. Otherwise
 /// all is BF16, and P one such number (p_bf16) or the sum of two (p_f16, and better).
