@@ -62,6 +62,7 @@ double expected_us(const Problem& problem, const DeviceSpec& device, const Layou
     };
     constexpr std::array<Cost, 2> costs = {{{16, 3.6, 1.38, 0.35, 3.0, 4.9}, {32, 4.2, 1.8, 0.0, 4.2, 6.7}}};
     constexpr double share_us = 0.9, cut_us = 3.0;  // to find the CTA's chunks; to hand sums over
+    constexpr double piece_us = 3.3;                // to go on to another split
     constexpr double merge_of_split_us = 0.12;
     const Cost& cost = *std::ranges::find(costs, layout.heads, &Cost::heads);
     const std::int64_t ctas = balanced_ctas(problem, device, layout.heads, layout.splits);
@@ -72,7 +73,7 @@ double expected_us(const Problem& problem, const DeviceSpec& device, const Layou
     const double busy = static_cast<double>(ctas) / std::max(device.sms, 1);
     double us =
         cost.ends_us + static_cast<double>(of_cta) * (cost.chunk_us + busy * cost.busy_us) * chunk_factor(problem);
-    if (!one_each) us += share_us;
+    if (!one_each) us += share_us + piece_us * static_cast<double>(std::max<std::int64_t>(of_cta / longest - 1, 0));
     if (layout.splits == 1) return one_each || of_cta % longest == 0 ? us : us + cut_us;
     if (one_each) return us + cost.one_merge_us + merge_of_split_us * layout.splits;
     return us + cost.merge_us * static_cast<double>((tiles * layout.splits + ctas - 1) / ctas);
