@@ -103,16 +103,22 @@ std::int64_t ChainShape::active_columns() const {
     return columns;
 }
 
+std::int64_t ChainShape::total_columns(const ChainSource& source) const {
+    std::int64_t columns = 0;
+    for (std::int64_t row = 0; row < rows; ++row) columns += source.count(row);
+    return columns;
+}
+
 double ChainShape::record_bytes() const {
     std::int64_t bytes = 0;
-    for (const ChainSource& source : sources) bytes += rows * source.active * layout_of(source.record).record_bytes;
+    for (const ChainSource& source : sources) bytes += total_columns(source) * layout_of(source.record).record_bytes;
     return static_cast<double>(bytes);
 }
 
 double ChainShape::operations() const {
     std::int64_t products = 0;
     for (const ChainSource& source : sources)
-        products += rows * heads * source.active * (layout_of(source.record).d_qk() + value_dims);
+        products += heads * total_columns(source) * (layout_of(source.record).d_qk() + value_dims);
     return 2 * static_cast<double>(products);
 }
 
@@ -166,7 +172,7 @@ void DecodeTimer::Parts::make_lists(std::vector<std::byte>& block) {
             for (std::int64_t row = 0; row < shape.rows; ++row)
                 pool(source.record)
                     .take(list.subspan(static_cast<std::size_t>(row * source.width),
-                                       static_cast<std::size_t>(source.active)));
+                                       static_cast<std::size_t>(source.count(row))));
         }
 }
 
@@ -175,7 +181,8 @@ void DecodeTimer::Parts::make_inputs(std::vector<std::byte>& block) {
     for (std::size_t i = 0; i < shape.sources.size(); ++i) {
         const std::size_t offset = layout.counts + i * static_cast<std::size_t>(shape.rows) * sizeof(std::int32_t);
         const std::span<std::int32_t> counts = part<std::int32_t>(block, offset, shape.rows);
-        std::fill(counts.begin(), counts.end(), static_cast<std::int32_t>(shape.sources[i].active));
+        for (std::int64_t row = 0; row < shape.rows; ++row)
+            counts[static_cast<std::size_t>(row)] = static_cast<std::int32_t>(shape.sources[i].count(row));
     }
     const std::span<float> sinks = part<float>(block, layout.sinks, shape.heads);
     for (std::size_t head = 0; head < sinks.size(); ++head) sinks[head] = 0.125F * static_cast<float>(head % 16);

@@ -21,8 +21,12 @@ namespace sparsemla::harness {
 struct ChainSource {
     Record record = Record::fp8_576;  ///< in its default form
     std::int64_t width = 2048;
-    std::int64_t active = 2048;  ///< the count of every row; what follows in its list is absent
+    std::int64_t active = 2048;          ///< the count of every row, or the largest; what follows in a list is absent
+    std::vector<std::int64_t> counts{};  ///< of each row, where they differ: 1 .. active
 
+    std::int64_t count(std::int64_t row) const {
+        return counts.empty() ? active : counts[static_cast<std::size_t>(row)];
+    }
     friend bool operator==(const ChainSource&, const ChainSource&) = default;
 };
 
@@ -35,9 +39,10 @@ struct ChainShape {
     DType query_dtype = DType::f8_e4m3;
 
     Problem problem(Device device) const;
-    std::int64_t active_columns() const;  ///< of a row
-    double record_bytes() const;          ///< of the active columns
-    double operations() const;            ///< multiplications and additions of Q*K and P*V
+    std::int64_t active_columns() const;                          ///< of a row, the longest one
+    std::int64_t total_columns(const ChainSource& source) const;  ///< active ones of all rows
+    double record_bytes() const;                                  ///< of the active columns
+    double operations() const;                                    ///< multiplications and additions of Q*K and P*V
 };
 
 struct GpuLimits {

@@ -1,6 +1,7 @@
 #include "harness/latency_suite.h"
 
 #include <algorithm>
+#include <numeric>
 #include <set>
 #include <utility>
 
@@ -96,6 +97,19 @@ void add_cliffs(std::vector<LatencyShape>& list, const DeviceSpec& device, const
                        flat(heads, rows, active), active);
 }
 
+/// "256", or of rows that differ "15*64,2048".
+std::string text_of_counts(const ChainSource& source) {
+    if (source.counts.empty()) return std::to_string(source.active);
+    std::string text;
+    for (std::size_t i = 0, end = 0; i < source.counts.size(); i = end) {
+        while (end < source.counts.size() && source.counts[end] == source.counts[i]) ++end;
+        if (i > 0) text += ",";
+        if (end - i > 1) text += std::to_string(end - i) + "*";
+        text += std::to_string(source.counts[i]);
+    }
+    return text;
+}
+
 }  // namespace
 
 std::string label(const ChainShape& shape) {
@@ -103,8 +117,8 @@ std::string label(const ChainShape& shape) {
     for (const ChainSource& source : shape.sources) {
         const RecordLayout& layout = layout_of(source.record);
         records += (records.empty() ? "" : "+") + std::string(layout.name) + "_" + std::to_string(layout.record_bytes);
-        lists += (lists.empty() ? "" : "+") + std::to_string(source.active);
-        if (source.active != source.width) lists += "of" + std::to_string(source.width);
+        lists += (lists.empty() ? "" : "+") + text_of_counts(source);
+        if (source.active != source.width || !source.counts.empty()) lists += "of" + std::to_string(source.width);
     }
     return records + "/h" + std::to_string(shape.heads) + "/r" + std::to_string(shape.rows) + "/" + lists +
            (shape.sinks ? "/sinks" : "");
@@ -163,6 +177,21 @@ std::vector<LatencyShape> records_suite() {
         for (const std::int64_t heads : {16, 64, 128}) add("heads", heads, 64, {whole(record, 2048)});
     for (const RecordLayout& layout : record_layouts)
         for (const std::int64_t rows : {1, 8, 64}) add("record", 64, rows, {whole(layout.record, 2048)});
+    // Rows of one batch that differ, and beside them as many rows of the same number of columns.
+    std::vector<std::int64_t> one_long(16, 64);
+    one_long.back() = 2048;
+    const std::vector<std::int64_t> mixed = {63, 9, 2048, 212, 11, 25, 6, 50};
+    for (const std::int64_t heads : {16, 64, 128})
+        for (const std::vector<std::int64_t>& counts : {one_long, mixed}) {
+            const auto rows = static_cast<std::int64_t>(counts.size());
+            const std::int64_t mean = std::accumulate(counts.begin(), counts.end(), std::int64_t{0}) / rows;
+            ChainSource source = whole(Record::fp8_ds_mla, 2048);
+            source.active = mean;
+            add("ragged", heads, rows, {source});
+            source.active = 2048;
+            source.counts = counts;
+            add("ragged", heads, rows, {source});
+        }
     return list;
 }
 

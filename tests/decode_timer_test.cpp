@@ -30,6 +30,13 @@ ChainShape two_sources() {
             .sinks = true};
 }
 
+/// Rows of different numbers of columns.
+ChainShape ragged() {
+    return {.rows = 4,
+            .heads = 3,
+            .sources = {{.record = Record::fp8_576, .width = 90, .active = 90, .counts = {64, 1, 90, 3}}}};
+}
+
 Plan plan_of(const ChainShape& shape) { return make_plan(shape.problem({}), query_device({}), {}); }
 
 std::vector<std::int32_t> list_of(const DecodeArgs& args, std::size_t source) {
@@ -61,7 +68,7 @@ TEST(RecordPool, HoldsNoNanAndReadsAllBeforeAnyAgain) {
 
 // Every call, the untimed one included, has a list of its own, of records that no other call reads.
 TEST(DecodeTimer, CallsReadRecordsOfTheirOwn) {
-    for (const ChainShape& shape : {one_source(), two_sources()}) {
+    for (const ChainShape& shape : {one_source(), two_sources(), ragged()}) {
         DecodeTimer timer({}, small);
         timer.load(shape, 7);
         timer.cold(plan_of(shape), 1);
@@ -72,8 +79,9 @@ TEST(DecodeTimer, CallsReadRecordsOfTheirOwn) {
                 const std::vector<std::int32_t> list = list_of(timer.args(call), source);
                 ASSERT_EQ(list.size(), static_cast<std::size_t>(shape.rows * shape.sources[source].width));
                 for (std::size_t i = 0; i < list.size(); ++i) {
-                    const bool counted =
-                        static_cast<std::int64_t>(i) % shape.sources[source].width < shape.sources[source].active;
+                    const ChainSource& of = shape.sources[source];
+                    const auto column = static_cast<std::int64_t>(i) % of.width;
+                    const bool counted = column < of.count(static_cast<std::int64_t>(i) / of.width);
                     ASSERT_EQ(list[i] >= 0, counted);
                     if (counted) seen.insert(list[i]);
                     active += counted ? 1 : 0;
@@ -125,6 +133,8 @@ TEST(DecodeTimer, CountsBytesAndOperations) {
     EXPECT_EQ(one_source().record_bytes(), 3 * 70 * layout_of(Record::fp8_576).record_bytes);
     EXPECT_EQ(one_source().operations(), 2.0 * 3 * 5 * 70 * (576 + 512));
     EXPECT_EQ(two_sources().record_bytes(), 2 * (64 + 129) * 512);
+    EXPECT_EQ(ragged().record_bytes(), 158 * 576);
+    EXPECT_EQ(ragged().operations(), 2.0 * 158 * 3 * (576 + 512));
     const GpuLimits limits = DecodeTimer({}, small).measure_limits();
     EXPECT_GT(limits.copy_bytes_per_s, 0);
     EXPECT_GT(limits.empty_launch_us, 0);
