@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <map>
+#include <numeric>
 #include <span>
 #include <string>
 #include <utility>
@@ -42,6 +43,8 @@ struct InputLayout {
     std::size_t list_bytes = 0;             ///< of one call
     std::array<std::size_t, 2> slots = {};  ///< of each source, in the call's list
     std::size_t counts = 0;                 ///< of each source, i32 [rows] one after the other
+    std::size_t requests = 0;               ///< of each row: 0
+    std::size_t block_table = 0;            ///< of one request: page i is block i
     std::size_t sinks = 0;
     std::size_t query = 0;
     std::size_t bytes = 0;
@@ -52,7 +55,7 @@ void fill_with_bf16(std::span<std::uint16_t> halves, Random random) {
     for (std::uint16_t& half : halves) half = float_to_bf16(static_cast<float>(random.normal()));
 }
 
-InputLayout layout_of_inputs(const ChainShape& shape, std::int64_t d_qk, int lists) {
+InputLayout layout_of_inputs(const ChainShape& shape, std::int64_t d_qk, int lists, std::int64_t pages) {
     const auto rows = static_cast<std::size_t>(shape.rows);
     const auto heads = static_cast<std::size_t>(shape.heads);
     InputLayout layout;
@@ -61,7 +64,11 @@ InputLayout layout_of_inputs(const ChainShape& shape, std::int64_t d_qk, int lis
         layout.list_bytes += aligned(rows * static_cast<std::size_t>(shape.sources[i].width) * sizeof(std::int32_t));
     }
     layout.counts = static_cast<std::size_t>(lists) * layout.list_bytes;
-    layout.sinks = layout.counts + aligned(2 * rows * sizeof(std::int32_t));
+    layout.requests = layout.counts + aligned(2 * rows * sizeof(std::int32_t));
+    layout.block_table = layout.requests + aligned(rows * sizeof(std::int32_t));
+    const bool converts = shape.conversion != Conversion::none;
+    layout.sinks =
+        layout.block_table + (converts ? aligned(static_cast<std::size_t>(pages) * sizeof(std::int32_t)) : 0);
     layout.query = layout.sinks + aligned(heads * sizeof(float));
     layout.bytes =
         layout.query + aligned(rows * heads * static_cast<std::size_t>(d_qk * size_bytes(shape.query_dtype)));
@@ -92,6 +99,7 @@ Problem ChainShape::problem(Device device) const {
                                    .split_rope = false,
                                    .width = source.width});
     problem.query_dtype = query_dtype;
+    problem.converts = conversion == Conversion::fused;
     problem.sinks = sinks;
     problem.device = device;
     return problem;
@@ -142,6 +150,7 @@ struct DecodeTimer::Parts {
     GrowingBuffer lse;
     GrowingBuffer workspace;
     GrowingBuffer state;
+    GrowingBuffer converted;  ///< slots, then counts, of the call that runs
     Memory workspace_memory{};
     Memory state_memory{};
 
@@ -153,7 +162,17 @@ struct DecodeTimer::Parts {
     std::size_t list_offset(int call) const { return static_cast<std::size_t>(calls - call) * layout.list_bytes; }
     std::int64_t lse_elements() const { return shape.rows * shape.heads; }
 
+    Sharding sharding() const { return {.world = shape.world, .rank = shape.world / 2}; }
+    std::size_t slots_bytes() const {
+        return aligned(static_cast<std::size_t>(shape.rows * shape.sources[0].width) * sizeof(std::int32_t));
+    }
+    ConstTensor list(int call, std::size_t source) const {
+        return dense(inputs.data() + list_offset(call) + layout.slots[source], DType::i32,
+                     {shape.rows, shape.sources[source].width}, device);
+    }
+
     void make_lists(std::vector<std::byte>& block);
+    void make_ids(std::span<std::int32_t> list, std::int64_t row, Random& random) const;
     void make_inputs(std::vector<std::byte>& block);
     void poison_outputs();
     void expect_written() const;
@@ -163,6 +182,7 @@ struct DecodeTimer::Parts {
 };
 
 void DecodeTimer::Parts::make_lists(std::vector<std::byte>& block) {
+    Random random(5);
     for (int call = 0; call <= calls; ++call)
         for (std::size_t i = 0; i < shape.sources.size(); ++i) {
             const ChainSource& source = shape.sources[i];
@@ -173,7 +193,24 @@ void DecodeTimer::Parts::make_lists(std::vector<std::byte>& block) {
                 pool(source.record)
                     .take(list.subspan(static_cast<std::size_t>(row * source.width),
                                        static_cast<std::size_t>(source.count(row))));
+            if (i > 0 || shape.conversion == Conversion::none) continue;
+            for (std::int64_t row = 0; row < shape.rows; ++row)
+                make_ids(
+                    list.subspan(static_cast<std::size_t>(row * source.width), static_cast<std::size_t>(source.width)),
+                    row, random);
         }
+}
+
+/// The row's slots as token ids, among those of other ranks.
+void DecodeTimer::Parts::make_ids(std::span<std::int32_t> list, std::int64_t row, Random& random) const {
+    const auto kept = static_cast<std::size_t>(shape.sources[0].count(row));
+    for (std::size_t i = 0; i < list.size(); ++i) {
+        const auto token = static_cast<std::int32_t>(random.below(1U << 20)) * static_cast<std::int32_t>(shape.world);
+        list[i] = i < kept          ? static_cast<std::int32_t>(global_of(list[i], sharding()))
+                  : shape.world > 1 ? token + static_cast<std::int32_t>((sharding().rank + 1) % shape.world)
+                                    : -1;
+    }
+    for (std::size_t i = list.size(); shape.world > 1 && i > 1; --i) std::swap(list[i - 1], list[random.below(i)]);
 }
 
 void DecodeTimer::Parts::make_inputs(std::vector<std::byte>& block) {
@@ -183,6 +220,11 @@ void DecodeTimer::Parts::make_inputs(std::vector<std::byte>& block) {
         const std::span<std::int32_t> counts = part<std::int32_t>(block, offset, shape.rows);
         for (std::int64_t row = 0; row < shape.rows; ++row)
             counts[static_cast<std::size_t>(row)] = static_cast<std::int32_t>(shape.sources[i].count(row));
+    }
+    if (shape.conversion != Conversion::none) {
+        const std::span<std::int32_t> table =
+            part<std::int32_t>(block, layout.block_table, pool(shape.sources[0].record).cache().pages);
+        std::iota(table.begin(), table.end(), 0);
     }
     const std::span<float> sinks = part<float>(block, layout.sinks, shape.heads);
     for (std::size_t head = 0; head < sinks.size(); ++head) sinks[head] = 0.125F * static_cast<float>(head % 16);
@@ -273,7 +315,7 @@ void DecodeTimer::load(const ChainShape& shape, int calls) {
     parts.shape = shape;
     parts.d_qk = d_qk(problem);
     parts.calls = calls;
-    parts.layout = layout_of_inputs(shape, parts.d_qk, calls + 1);
+    parts.layout = layout_of_inputs(shape, parts.d_qk, calls + 1, parts.pool(shape.sources[0].record).cache().pages);
     std::vector<std::byte> block(parts.layout.bytes);
     parts.make_inputs(block);
     parts.stream.synchronize();
@@ -283,6 +325,29 @@ void DecodeTimer::load(const ChainShape& shape, int calls) {
     const auto elements = static_cast<std::size_t>(parts.lse_elements());
     parts.out.reserve(parts.device, elements * value_dims * sizeof(std::uint16_t));
     parts.lse.reserve(parts.device, elements * sizeof(float));
+    if (shape.conversion == Conversion::launched)
+        parts.converted.reserve(parts.device,
+                                parts.slots_bytes() + static_cast<std::size_t>(shape.rows) * sizeof(std::int32_t));
+}
+
+ConvertArgs DecodeTimer::indices(int call) const {
+    Parts& parts = *parts_;
+    const ChainShape& shape = parts.shape;
+    const CacheView cache = parts.pool(shape.sources[0].record).cache();
+    std::byte* const inputs = parts.inputs.data();
+    ConvertArgs args{
+        .token_ids = parts.list(call, 0),
+        .block_table = dense(inputs + parts.layout.block_table, DType::i32, {1, cache.pages}, parts.device),
+        .request_of_row = dense(inputs + parts.layout.requests, DType::i32, {shape.rows}, parts.device),
+        .lengths = {},
+        .cache = cache,
+        .sharding = parts.sharding(),
+        .slots = {},
+        .counts = {}};
+    if (shape.conversion == Conversion::fused) return args;
+    args.slots = dense(parts.converted.data(), DType::i32, {shape.rows, shape.sources[0].width}, parts.device);
+    args.counts = dense(parts.converted.data() + parts.slots_bytes(), DType::i32, {shape.rows}, parts.device);
+    return args;
 }
 
 DecodeArgs DecodeTimer::args(int call) const {
@@ -296,10 +361,15 @@ DecodeArgs DecodeTimer::args(int call) const {
     for (std::size_t i = 0; i < shape.sources.size(); ++i) {
         const std::size_t counts_bytes = static_cast<std::size_t>(shape.rows) * sizeof(std::int32_t);
         args.sources[i].cache = parts.pool(shape.sources[i].record).cache();
-        args.sources[i].slots = dense(inputs + parts.list_offset(call) + parts.layout.slots[i], DType::i32,
-                                      {shape.rows, shape.sources[i].width}, device);
+        args.sources[i].slots = parts.list(call, i);
         args.sources[i].counts =
             dense(inputs + parts.layout.counts + i * counts_bytes, DType::i32, {shape.rows}, device);
+    }
+    if (shape.conversion != Conversion::none) {
+        const ConvertArgs converted = indices(call);
+        if (shape.conversion == Conversion::fused) args.indices = converted;
+        args.sources[0].slots = converted.slots;
+        args.sources[0].counts = converted.counts;
     }
     if (shape.sinks) args.sinks = dense(inputs + parts.layout.sinks, DType::f32, {shape.heads}, device);
     args.softmax_scale = 1.0F / 24;
@@ -310,18 +380,23 @@ DecodeArgs DecodeTimer::args(int call) const {
     return args;
 }
 
+void DecodeTimer::step(const Plan& plan, int call, Stream stream) const {
+    if (parts_->shape.conversion == Conversion::launched) convert_indices(indices(call), stream);
+    decode(plan, args(call), stream);
+}
+
 Spread DecodeTimer::cold(const Plan& plan, int repeats) {
     Parts& parts = *parts_;
     parts.prepare_plan(plan);
     const GpuGraph chain(parts.stream, [&](Stream stream) {
-        for (int call = 0; call < parts.calls; ++call) decode(plan, args(call), stream);
+        for (int call = 0; call < parts.calls; ++call) step(plan, call, stream);
     });
     std::vector<double> sample;
     for (int i = -untimed_replays; i < repeats; ++i) {
         // The device is busy with these while the host asks for the timed replay.
         parts.evict();
         parts.write_inputs();
-        decode(plan, args(parts.calls), parts.stream.stream());
+        step(plan, parts.calls, parts.stream.stream());
         const double us = chain.time_us(parts.stream) / parts.calls;
         if (i >= 0) sample.push_back(us);
     }
@@ -332,9 +407,8 @@ Spread DecodeTimer::cold(const Plan& plan, int repeats) {
 Spread DecodeTimer::warm(const Plan& plan, int calls, int repeats) {
     Parts& parts = *parts_;
     parts.prepare_plan(plan);
-    const DecodeArgs repeated = args(0);
     const GpuGraph chain(parts.stream, [&](Stream stream) {
-        for (int call = 0; call < calls; ++call) decode(plan, repeated, stream);
+        for (int call = 0; call < calls; ++call) step(plan, 0, stream);
     });
     std::vector<double> sample;
     for (int i = -untimed_replays; i < repeats; ++i) {

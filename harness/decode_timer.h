@@ -30,6 +30,10 @@ struct ChainSource {
     friend bool operator==(const ChainSource&, const ChainSource&) = default;
 };
 
+/// Where source 0's slots and counts come from: they are there; by convert_indices before each decode; or from token
+/// ids that decode itself converts.
+enum class Conversion : std::uint8_t { none, launched, fused };
+
 /// The size of a decode step.
 struct ChainShape {
     std::int64_t rows = 1;
@@ -37,6 +41,8 @@ struct ChainShape {
     std::vector<ChainSource> sources{};
     bool sinks = false;
     DType query_dtype = DType::f8_e4m3;
+    Conversion conversion = Conversion::none;
+    std::int64_t world = 1;  ///< ranks: of a row's ids, those that are kept stand among others
 
     Problem problem(Device device) const;
     std::int64_t active_columns() const;                          ///< of a row, the longest one
@@ -69,6 +75,8 @@ class DecodeTimer {
     void load(const ChainShape& shape, int calls);
     /// Arguments of a call of the loaded step: 0 .. calls - 1, or `calls` for the untimed one. On the device.
     DecodeArgs args(int call) const;
+    /// What converts the call's token ids; where decode does, without slots and counts.
+    ConvertArgs indices(int call) const;
 
     /// Microseconds a call, over `repeats` replays of a graph. The plan is one of the loaded step's problem. Throws
     /// Error(device) where a call left something unwritten or NaN.
@@ -76,6 +84,8 @@ class DecodeTimer {
     Spread warm(const Plan& plan, int calls, int repeats);
 
    private:
+    void step(const Plan& plan, int call, Stream stream) const;  ///< decode, and what comes before it
+
     struct Parts;
     std::unique_ptr<Parts> parts_;
 };

@@ -57,6 +57,10 @@ void for_each_input(Args& args, std::size_t sources, const Visit& visit) {
         visit(args.sources[i].slots, i == 0 ? "slots" : "extra_slots");
         visit(args.sources[i].counts, i == 0 ? "counts" : "extra_counts");
     }
+    visit(args.indices.token_ids, "token_ids");
+    visit(args.indices.block_table, "block_table");
+    visit(args.indices.request_of_row, "request_of_row");
+    visit(args.indices.lengths, "lengths");
 }
 
 void add_scale(std::vector<MirrorPart>& parts, const Scale& scale, const char* name, GpuPlacement placement) {

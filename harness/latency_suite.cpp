@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 #include <set>
+#include <tuple>
 #include <utility>
 
 namespace sparsemla::harness {
@@ -49,6 +50,19 @@ void add_large(std::vector<LatencyShape>& list) {
         for (const auto& [rows, us] : gb300) {
             const ChainShape shape = flat(heads, rows, 2048);
             list.push_back({.name = "gb300/" + label(shape), .shape = shape, .gb300_us = us, .series = {}});
+        }
+}
+
+/// Steps whose slots are there, come from a conversion before, or from token ids within decode: of 8 ranks, or of one.
+void add_conversions(std::vector<LatencyShape>& list) {
+    for (const auto& [heads, rows, active] : {std::tuple{96, 5, 256}, {96, 10, 256}, {16, 1, 256}, {16, 5, 2048}})
+        for (const auto& [group, conversion] : {std::pair{"slots", Conversion::none},
+                                                {"converted", Conversion::launched},
+                                                {"fused", Conversion::fused}}) {
+            ChainShape shape = flat(heads, rows, active);
+            shape.conversion = conversion;
+            shape.world = shape.sources[0].width / active;
+            list.push_back({.name = std::string(group) + "/" + label(shape), .shape = shape, .series = {}});
         }
 }
 
@@ -139,6 +153,7 @@ std::vector<LatencyShape> latency_suite(const DeviceSpec& device, const PlanOpti
     std::vector<LatencyShape> list;
     add_goals(list);
     add_large(list);
+    add_conversions(list);
     add_cliffs(list, device, options);
     return list;
 }

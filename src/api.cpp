@@ -58,10 +58,15 @@ SourceParams check_source(const Plan& plan, const DecodeArgs& args, std::size_t 
     const std::string counts = source_argument(i, "counts");
     const std::string k_scale = source_argument(i, "k_scale");
     check_cache(source.cache, planned, device, source_argument(i, "cache"));
-    check_tensor(source.slots, {.argument = slots,
-                                .dtypes = {DType::i32},
-                                .shape = {Extent::at_least(args.rows, "rows"), Extent::exactly(planned.width, "width")},
-                                .device = device});
+    const bool converts = i == 0 && plan.problem.converts;
+    check_presence(slots, !converts, source.slots.present());
+    if (converts) check_presence(counts, false, source.counts.present());
+    if (!converts)
+        check_tensor(source.slots,
+                     {.argument = slots,
+                      .dtypes = {DType::i32},
+                      .shape = {Extent::at_least(args.rows, "rows"), Extent::exactly(planned.width, "width")},
+                      .device = device});
     if (source.counts.present())
         check_tensor(source.counts, {.argument = counts,
                                      .dtypes = {DType::i32},
@@ -135,6 +140,10 @@ void check_memory_apart(const Plan& plan, const DecodeArgs& args) {
     for (std::size_t i = 0; i < plan.problem.sources.size(); ++i) {
         const SourceArgs& source = args.sources[i];
         for (const Region& region : detail::regions_of(source.cache, caches[i])) inputs.push_back(region);
+        if (i == 0 && plan.problem.converts) {
+            for (const Region& region : detail::regions_of(args.indices, args.rows)) inputs.push_back(region);
+            continue;
+        }
         inputs.push_back(detail::region_of(source.slots, slots[i], {args.rows}));
         inputs.push_back(detail::region_of(source.counts, counts[i], {args.rows}));
     }
@@ -187,6 +196,7 @@ DecodeParams check_call(const Plan& plan, const DecodeArgs& args) {
                         .query_head_stride = args.query.strides[1],
                         .sources = {},
                         .num_sources = static_cast<int>(problem.sources.size()),
+                        .indices = {},
                         .sinks = problem.sinks ? static_cast<const float*>(args.sinks.data) : nullptr,
                         .sinks_stride = args.sinks.strides[0],
                         .softmax_scale = args.softmax_scale,
@@ -204,14 +214,36 @@ DecodeParams check_call(const Plan& plan, const DecodeArgs& args) {
                         .workspace = static_cast<std::byte*>(args.workspace.data),
                         .state = static_cast<std::byte*>(args.state.data)};
     for (std::size_t i = 0; i < problem.sources.size(); ++i) params.sources[i] = check_source(plan, args, i);
+    if (problem.converts)
+        params.indices =
+            detail::check_indices(args.indices, params.sources[0].cache, args.rows, params.sources[0].width);
+    else
+        check_presence("token_ids", false, args.indices.token_ids.present());
     check_memory(args.workspace, plan.workspace_bytes, "workspace");
     check_memory(args.state, plan.state_bytes, "state");
     check_memory_apart(plan, args);
     if (args.validate && problem.device.kind != Device::Kind::cpu)
         refuse("validate", "false on a GPU: it reads the lists on the host", "true");
     if (args.validate)
-        for (std::size_t i = 0; i < problem.sources.size(); ++i) check_lists(params, i);
+        for (std::size_t i = problem.converts ? 1 : 0; i < problem.sources.size(); ++i) check_lists(params, i);
     return params;
+}
+
+/// A CPU kernel's source 0 from its token ids, into the end of the workspace.
+void convert_lists(DecodeParams& params) {
+    SourceParams& source = params.sources[0];
+    auto* lists = reinterpret_cast<std::int32_t*>(params.workspace + params.plan->workspace_bytes -
+                                                  detail::converted_bytes(params.plan->problem));
+    detail::ConvertParams& indices = params.indices;
+    indices.counts = lists;
+    indices.counts_stride = 1;
+    indices.slots = lists + params.plan->problem.rows;
+    indices.slots_row_stride = source.width;
+    detail::convert_indices_cpu(indices);
+    source.slots = indices.slots;
+    source.slots_row_stride = indices.slots_row_stride;
+    source.counts = indices.counts;
+    source.counts_stride = indices.counts_stride;
 }
 
 const detail::Kernel& kernel_of(const Plan& plan) {
@@ -233,7 +265,9 @@ void decode(const Plan& plan, const DecodeArgs& args, Stream stream) {
         refuse("rows", "0 .. " + std::to_string(plan.problem.rows) + ", the plan's capacity",
                std::to_string(args.rows));
     if (args.rows == 0 || plan.problem.heads == 0) return;
-    kernel.decode(check_call(plan, args), stream);
+    DecodeParams params = check_call(plan, args);
+    if (plan.problem.converts && kernel.device == Device::Kind::cpu) convert_lists(params);
+    kernel.decode(params, stream);
 }
 
 }  // namespace sparsemla

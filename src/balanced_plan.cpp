@@ -112,6 +112,7 @@ Choice choose_layout(const Problem& problem, const DeviceSpec& device, const Pla
 std::optional<std::string> refuse(const Problem& problem, const DeviceSpec& device, const PlanOptions& options) {
     if (auto reason = refuse_on_gpu(problem, device, options, p_formats_of(problem), head_tiles, max_stages))
         return reason;
+    if (auto reason = refuse_token_ids(problem)) return reason;
     if (options.cluster_tiles.value_or(1) != 1)
         return must_be("cluster_tiles", "1: it has no clusters", std::to_string(*options.cluster_tiles));
     if (options.transport.value_or(Transport::stores) != Transport::stores)
@@ -151,6 +152,11 @@ std::int64_t tiles_of_rows(const Problem& problem, int heads) { return problem.r
 int balanced_ctas(const Problem& problem, const DeviceSpec& device, int heads, int splits) {
     return static_cast<int>(
         std::clamp<std::int64_t>(tiles_of_rows(problem, heads) * splits, 1, std::max(device.sms, 1)));
+}
+
+std::optional<std::string> refuse_token_ids(const Problem& problem) {
+    if (!problem.converts) return std::nullopt;
+    return must_be("converts", "false: it takes slots, which convert_indices makes of token ids", "true");
 }
 
 std::optional<std::string> refuse_chunks(const Problem& problem, int heads) {

@@ -38,6 +38,9 @@ std::int64_t tiles_of_rows(const Problem& problem, int heads);
 /// A CTA on each SM, as far as there are splits of rows and tiles.
 int balanced_ctas(const Problem& problem, const DeviceSpec& device, int heads, int splits);
 
+/// A list of token ids, as a reason; or nothing. Their CTAs have pieces of many rows, and would convert each again.
+std::optional<std::string> refuse_token_ids(const Problem& problem);
+
 /// Too many chunks for their numbers, as a reason; or nothing.
 std::optional<std::string> refuse_chunks(const Problem& problem, int heads);
 

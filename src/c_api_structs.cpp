@@ -176,6 +176,8 @@ Problem to_problem(const sparsemla_problem* given) {
                    .lse_base = to_enum<LseBase>(problem.lse_base, 2, "problem.lse_base"),
                    .out_dtype = to_dtype(problem.out_dtype, "problem.out_dtype"),
                    .device = to_device(problem.device_kind, problem.device_index, "problem")};
+    result.converts = to_flag(problem.converts, "problem.converts");
+    check_reserved(problem.reserved, "problem.reserved");
     check_value(problem.num_sources, 3, "problem.num_sources");
     for (std::int32_t i = 0; i < problem.num_sources; ++i) {
         const auto* source =
@@ -219,14 +221,14 @@ PackOptions to_pack_options(const sparsemla_pack_options* given) {
             .power_of_two_scales = to_flag(options.power_of_two_scales, "options.power_of_two_scales")};
 }
 
-ConvertArgs to_convert_args(const sparsemla_convert_args* given) {
+ConvertArgs to_convert_args(const sparsemla_convert_args* given, const std::string& argument, bool needs_cache) {
     const auto args =
-        read_struct(given, sparsemla_convert_args_default(), offsetof(sparsemla_convert_args, lengths), "args");
+        read_struct(given, sparsemla_convert_args_default(), offsetof(sparsemla_convert_args, lengths), argument);
     return {.token_ids = to_const_tensor(args.token_ids, "token_ids"),
             .block_table = to_const_tensor(args.block_table, "block_table"),
             .request_of_row = to_const_tensor(args.request_of_row, "request_of_row"),
             .lengths = to_const_tensor(args.lengths, "lengths"),
-            .cache = to_cache(args.cache, "cache"),
+            .cache = needs_cache ? to_cache(args.cache, "cache") : MutableCacheView{},
             .sharding = {.world = args.world, .rank = args.rank, .interleave = args.interleave},
             .slots = to_tensor(args.slots, "slots"),
             .counts = to_tensor(args.counts, "counts")};
@@ -253,6 +255,7 @@ DecodeArgs to_decode_args(const sparsemla_decode_args* given, const Plan& plan) 
         const auto* source = struct_at(args.sources, i, offsetof(sparsemla_source_args, counts), "args.sources");
         result.sources[static_cast<std::size_t>(i)] = to_source_args(source, "args.sources[" + std::to_string(i) + "]");
     }
+    if (args.indices != nullptr) result.indices = to_convert_args(args.indices, "args.indices", false);
     return result;
 }
 

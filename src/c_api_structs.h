@@ -86,7 +86,8 @@ DeviceSpec to_device_spec(const sparsemla_device_spec* given);
 Problem to_problem(const sparsemla_problem* given);
 PlanOptions to_plan_options(const sparsemla_plan_options* given);
 PackOptions to_pack_options(const sparsemla_pack_options* given);
-ConvertArgs to_convert_args(const sparsemla_convert_args* given);
+ConvertArgs to_convert_args(const sparsemla_convert_args* given, const std::string& argument = "args",
+                            bool needs_cache = true);
 DecodeArgs to_decode_args(const sparsemla_decode_args* given, const Plan& plan);
 /// The returned args point into `partials`.
 MergeArgs to_merge_args(const sparsemla_merge_args* given, std::vector<Partial>& partials);

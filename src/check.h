@@ -71,8 +71,9 @@ struct Region {
     std::string_view argument;  ///< for messages
 };
 
-/// All that a call of decode reads, or writes: query, sinks, and cache, rope, slots and counts of two sources.
-using Regions = Few<Region, 10>;
+/// All that a call of decode reads, or writes: query, sinks, and cache, rope, slots and counts of two sources, or what
+/// slots are converted from.
+using Regions = Few<Region, 12>;
 
 /// The bytes of a tensor whose leading dimensions are cut to `leading` (as many as given).
 Region region_of(const ConstTensor& tensor, std::string_view argument,

@@ -30,6 +30,26 @@ EngineConfig checked(EngineConfig config) {
     return config;
 }
 
+/// Options that give another problem the plan's schedule and tiling.
+PlanOptions options_of(const Plan& plan, bool with_stages) {
+    const Schedule& schedule = plan.schedule;
+    PlanOptions options{.kernel = schedule.kernel,
+                        .p_format = schedule.p_format,
+                        .p_scale = schedule.p_scale,
+                        .anchor = schedule.anchor,
+                        .splits = schedule.splits,
+                        .columns = schedule.columns,
+                        .chunk = schedule.chunk};
+    if (!plan.tiling) return options;
+    options.tile_heads = plan.tiling->heads;
+    if (with_stages) options.stages = plan.tiling->stages;
+    options.cluster_tiles = plan.tiling->cluster_tiles;
+    options.gather = plan.tiling->gather;
+    options.transport = plan.tiling->transport;
+    options.trigger = plan.tiling->trigger;
+    return options;
+}
+
 void check_prepared(const PlanCache& plans) {
     if (!plans.prepared()) refuse("plans", "PlanCache::prepare after the last engine was made", "none");
 }
@@ -39,19 +59,40 @@ void check_prepared(const PlanCache& plans) {
 Engine::Engine(EngineConfig config, DeviceSpec device, PlanCache& plans)
     : config_(checked(std::move(config))), device_(std::move(device)), plans_(&plans) {
     for (const std::int64_t rows : config_.row_capacities)
-        for (const std::int64_t width : config_.widths) {
-            Problem problem = config_.problem;
-            problem.rows = rows;
-            problem.sources[0].width = width;
-            entries_.push_back({rows, width, &plans_->plan(problem, device_, config_.options)});
-        }
+        for (const std::int64_t width : config_.widths) add_entry(rows, width);
 }
 
-const Plan& Engine::plan_for(std::int64_t rows, std::int64_t width) const {
+void Engine::add_entry(std::int64_t rows, std::int64_t width) {
+    Problem problem = config_.problem;
+    problem.rows = rows;
+    problem.sources[0].width = width;
+    problem.converts = false;
+    Entry entry{rows, width, &plans_->plan(problem, device_, config_.options), nullptr, "not asked for"};
+    // Slots may leave less room for stages, which change no bit.
+    for (const bool with_stages : {true, false}) {
+        if (!config_.fuses_conversion || entry.fused != nullptr) break;
+        problem.converts = true;
+        PlanOptions options = options_of(*entry.plan, with_stages);
+        options.usual_columns = config_.options.usual_columns;
+        options.allow_unverified = config_.options.allow_unverified;
+        const std::optional<std::string> refused = refusal(problem, device_, options);
+        if (refused)
+            entry.not_fused = *refused;
+        else
+            entry.fused = &plans_->plan(problem, device_, options);
+    }
+    entries_.push_back(std::move(entry));
+}
+
+const Plan& Engine::plan_for(std::int64_t rows, std::int64_t width) const { return *entry_for(rows, width).plan; }
+
+const Plan* Engine::fused_plan_for(std::int64_t rows, std::int64_t width) const { return entry_for(rows, width).fused; }
+
+const Engine::Entry& Engine::entry_for(std::int64_t rows, std::int64_t width) const {
     const std::int64_t most_rows = config_.row_capacities.back();
     if (rows < 0 || rows > most_rows) refuse("rows", "0 .. " + std::to_string(most_rows), std::to_string(rows));
     for (const Entry& entry : entries_)
-        if (entry.rows >= rows && entry.width == width) return *entry.plan;
+        if (entry.rows >= rows && entry.width == width) return entry;
     std::vector<std::string> widths;
     for (const std::int64_t planned : config_.widths) widths.push_back(std::to_string(planned));
     refuse("width", "a planned width: " + detail::join(widths, ", ", " or "), std::to_string(width));
@@ -63,7 +104,10 @@ void Engine::convert(ConvertArgs args, Stream stream) const {
 }
 
 void Engine::decode(DecodeArgs args, Stream stream) const {
-    const Plan& plan = plan_for(args.rows, args.sources[0].slots.shape[1]);
+    decode_on(plan_for(args.rows, args.sources[0].slots.shape[1]), std::move(args), stream);
+}
+
+void Engine::decode_on(const Plan& plan, DecodeArgs args, Stream stream) const {
     check_prepared(*plans_);
     if (args.workspace.data == nullptr) args.workspace = plans_->workspace();
     if (args.state.data == nullptr) args.state = plans_->state();
@@ -81,6 +125,14 @@ void Engine::run(const ConvertArgs& indices, DecodeArgs args, Stream stream) con
         plan_for(args.rows, indices.token_ids.shape[1]);  // refuses before anything is converted
     }
     check_prepared(*plans_);
+    const Plan* fused = indices.token_ids.present() ? fused_plan_for(args.rows, indices.token_ids.shape[1]) : nullptr;
+    if (fused != nullptr) {
+        args.indices = indices;
+        args.indices.sharding = config_.sharding;
+        args.indices.slots = args.indices.counts = {};
+        args.sources[0].slots = args.sources[0].counts = {};
+        return decode_on(*fused, std::move(args), stream);
+    }
     convert(indices, stream);
     args.sources[0].slots = indices.slots;
     args.sources[0].counts = indices.counts;
@@ -90,7 +142,9 @@ void Engine::run(const ConvertArgs& indices, DecodeArgs args, Stream stream) con
 std::string Engine::explain() const {
     std::ostringstream text;
     for (const Entry& entry : entries_)
-        text << "rows <= " << entry.rows << ", width " << entry.width << '\n' << entry.plan->describe() << '\n';
+        text << "rows <= " << entry.rows << ", width " << entry.width << '\n'
+             << entry.plan->describe() << "token ids  "
+             << (entry.fused != nullptr ? "converted within decode" : "converted before: " + entry.not_fused) << "\n\n";
     return text.str();
 }
 

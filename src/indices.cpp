@@ -2,6 +2,7 @@
 
 #include <limits>
 #include <string>
+#include <utility>
 
 #include "check.h"
 #include "gpu.h"
@@ -52,24 +53,28 @@ void check_table(const ConstTensor& tensor, std::string_view argument, const Ext
                          {.argument = argument, .dtypes = {DType::i32}, .shape = {rows, columns}, .device = device});
 }
 
-void check_tensors(const ConvertArgs& args) {
-    const Device device = args.token_ids.device;
-    check_table(args.token_ids, "token_ids", Extent::any("rows"), Extent::any("width"), device);
+/// Of `rows` rows, on `device`; token_ids is there and checked.
+void check_inputs(const ConvertArgs& args, std::int64_t rows, Device device) {
     check_table(args.block_table, "block_table", Extent::any("requests"), Extent::any("max_pages"), device);
-    const std::int64_t rows = args.token_ids.shape[0];
-    const std::int64_t width = args.token_ids.shape[1];
-    if (width > int32_max) refuse("token_ids", "a width of at most 2^31-1, which counts can hold", width);
+    if (args.token_ids.shape[1] > int32_max)
+        refuse("token_ids", "a width of at most 2^31-1, which counts can hold", args.token_ids.shape[1]);
     check_list(args.request_of_row, "request_of_row", Extent::at_least(rows, "rows"), device);
     if (args.lengths.present())
         check_list(args.lengths, "lengths", Extent::at_least(args.block_table.shape[0], "requests"), device);
+}
+
+void check_tensors(const ConvertArgs& args) {
+    const Device device = args.token_ids.device;
+    check_table(args.token_ids, "token_ids", Extent::any("rows"), Extent::any("width"), device);
+    const std::int64_t rows = args.token_ids.shape[0];
+    const std::int64_t width = args.token_ids.shape[1];
+    check_inputs(args, rows, device);
     check_table(args.slots, "slots", Extent::at_least(rows, "rows"), Extent::exactly(width, "width"), device);
     check_list(args.counts, "counts", Extent::at_least(rows, "rows"), device);
 
     detail::check_no_overlap(
         {detail::region_of(args.slots, "slots", {rows}), detail::region_of(args.counts, "counts", {rows})},
-        {detail::region_of(args.token_ids, "token_ids"), detail::region_of(args.block_table, "block_table"),
-         detail::region_of(args.request_of_row, "request_of_row", {rows}),
-         detail::region_of(args.lengths, "lengths", {args.block_table.shape[0]})});
+        detail::regions_of(args, rows));
 }
 
 detail::ConvertParams resolve(const ConvertArgs& args) {
@@ -96,6 +101,29 @@ detail::ConvertParams resolve(const ConvertArgs& args) {
 }
 
 }  // namespace
+
+detail::Regions detail::regions_of(const ConvertArgs& args, std::int64_t rows) {
+    return {region_of(args.token_ids, "token_ids", {rows}), region_of(args.block_table, "block_table"),
+            region_of(args.request_of_row, "request_of_row", {rows}),
+            region_of(args.lengths, "lengths", {args.block_table.shape[0]})};
+}
+
+detail::ConvertParams detail::check_indices(ConvertArgs args, const CacheView& cache, std::int64_t rows,
+                                            std::int64_t width) {
+    for (const auto& [tensor, argument] : {std::pair(&args.slots, "indices.slots"), {&args.counts, "indices.counts"}})
+        if (tensor->present())
+            throw Error(ErrorKind::invalid_argument, argument, "nothing: decode keeps what it converts to itself",
+                        describe(*tensor));
+    args.cache = cache;
+    check_geometry(args.cache);
+    check_sharding(args.sharding, args.cache.page_size);
+    check_table(args.token_ids, "token_ids", Extent::at_least(rows, "rows"), Extent::exactly(width, "width"),
+                cache.device);
+    check_inputs(args, rows, cache.device);
+    ConvertParams params = resolve(args);
+    params.rows = rows;
+    return params;
+}
 
 void convert_indices(const ConvertArgs& args, Stream stream) {
     check_geometry(args.cache);

@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 
+#include "check.h"
 #include "sparsemla/decode.h"
 #include "sparsemla/indices.h"
 
@@ -25,6 +26,25 @@ struct SourceParams {
     Scale k_scale;
 };
 
+/// A validated call of convert_indices.
+struct ConvertParams {
+    const std::int32_t* token_ids = nullptr;
+    std::int64_t ids_row_stride = 0;
+    const std::int32_t* block_table = nullptr;
+    std::int64_t table_row_stride = 0;
+    const std::int32_t* request_of_row = nullptr;
+    std::int64_t request_stride = 0;
+    const std::int32_t* lengths = nullptr;  ///< null: no limit
+    std::int64_t lengths_stride = 0;
+    std::int32_t* slots = nullptr;
+    std::int64_t slots_row_stride = 0;
+    std::int32_t* counts = nullptr;
+    std::int64_t counts_stride = 0;
+    std::int64_t rows = 0, width = 0, requests = 0, max_pages = 0;
+    std::int64_t pages = 0, page_size = 0, slots_per_page = 0;
+    Sharding sharding;
+};
+
 /// A validated call of decode: every pointer and stride resolved, every limit checked. Strides are in elements.
 struct DecodeParams {
     std::int64_t rows = 0;
@@ -38,6 +58,7 @@ struct DecodeParams {
 
     SourceParams sources[2];
     int num_sources = 0;
+    ConvertParams indices;  ///< token ids instead of source 0's slots and counts, where the problem converts
 
     const float* sinks = nullptr;  ///< null: no sink term
     std::int64_t sinks_stride = 0;
@@ -94,25 +115,6 @@ extern const Kernel latency_kernel;    // latency_plan.cpp
 extern const Kernel balanced_kernel;   // balanced_plan.cpp
 extern const Kernel wide_kernel;       // wide_plan.cpp
 
-/// A validated call of convert_indices.
-struct ConvertParams {
-    const std::int32_t* token_ids = nullptr;
-    std::int64_t ids_row_stride = 0;
-    const std::int32_t* block_table = nullptr;
-    std::int64_t table_row_stride = 0;
-    const std::int32_t* request_of_row = nullptr;
-    std::int64_t request_stride = 0;
-    const std::int32_t* lengths = nullptr;  ///< null: no limit
-    std::int64_t lengths_stride = 0;
-    std::int32_t* slots = nullptr;
-    std::int64_t slots_row_stride = 0;
-    std::int32_t* counts = nullptr;
-    std::int64_t counts_stride = 0;
-    std::int64_t rows = 0, width = 0, requests = 0, max_pages = 0;
-    std::int64_t pages = 0, page_size = 0, slots_per_page = 0;
-    Sharding sharding;
-};
-
 /// Rows of elements beside each other. Strides are in elements.
 struct ConstMatrix {
     const void* data = nullptr;
@@ -154,6 +156,15 @@ struct QuantizeParams {
     std::int64_t in_row_stride = 0, in_head_stride = 0, out_row_stride = 0, out_head_stride = 0;
     float q_scale = 1;
 };
+
+/// convert_indices for decode, which keeps slots and counts to itself: the call with this cache and these first rows,
+/// without outputs. Throws Error as convert_indices does, and where slots or counts are given.
+ConvertParams check_indices(ConvertArgs args, const CacheView& cache, std::int64_t rows, std::int64_t width);
+/// What such a call reads.
+Regions regions_of(const ConvertArgs& args, std::int64_t rows);
+
+/// What a CPU kernel's workspace has at its end for source 0's slots and counts, where the problem converts.
+std::size_t converted_bytes(const Problem& problem);
 
 void convert_indices_cpu(const ConvertParams& params);
 void merge_cpu(const MergeArgs& args);

@@ -49,18 +49,23 @@ struct SharedShape {
     StageForm form = StageForm::codes_576;
     int splits = 1, stages = 1;
     bool exchanges_weights = false;
+    std::int64_t converted_columns = 0;  ///< width of a list that the CTA converts from token ids; 0: of none
 };
 
 /// Byte offsets in a CTA's shared memory. The inbox is memory of its own: peers may write to it at any time.
 struct SharedLayout {
-    std::size_t weights = 0;  ///< P: halves [weight_tiles][heads][chunk_keys], 128-byte swizzle
-    std::size_t query = 0;    ///< halves [d_qk / 16][heads][16], 32-byte swizzle
-    std::size_t scores = 0;   ///< f32 [2][heads][score_pitch]: from each half of the dimensions, its dot products
-    std::size_t inbox = 0;    ///< f32 [splits][units of this CTA][heads / 8][32 lanes][4], or P of each split
-    std::size_t stages = 0;   ///< bytes [stages][stage_bytes]
-    std::size_t slices = 0;   ///< bytes [splits - 1][chunk_keys][slice_pitch], in place of all stages but the first
+    std::size_t weights = 0;    ///< P: halves [weight_tiles][heads][chunk_keys], 128-byte swizzle
+    std::size_t query = 0;      ///< halves [d_qk / 16][heads][16], 32-byte swizzle
+    std::size_t scores = 0;     ///< f32 [2][heads][score_pitch]: from each half of the dimensions, its dot products
+    std::size_t inbox = 0;      ///< f32 [splits][units of this CTA][heads / 8][32 lanes][4], or P of each split
+    std::size_t stages = 0;     ///< bytes [stages][stage_bytes]
+    std::size_t slices = 0;     ///< bytes [splits - 1][chunk_keys][slice_pitch], in place of all stages but the first
+    std::size_t converted = 0;  ///< i32 [2][warps], kept by each warp, then [converted_columns], the row's slots
     std::size_t bytes = 0;
 };
+
+/// Bytes before the slots in SharedLayout::converted.
+inline constexpr std::size_t kept_bytes = 128;
 
 /// What depends on splits, stages and transport comes last.
 constexpr SharedLayout shared_layout(const SharedShape& shape) {
@@ -78,6 +83,9 @@ constexpr SharedLayout shared_layout(const SharedShape& shape) {
     if (shape.exchanges_weights)
         layout.bytes = std::max(layout.bytes,
                                 layout.slices + std::size_t(shape.splits - 1) * chunk_keys * slice_pitch(shape.splits));
+    layout.converted = layout.bytes;
+    if (shape.converted_columns > 0)
+        layout.bytes += round_up(kept_bytes + 4 * static_cast<std::size_t>(shape.converted_columns), 128);
     return layout;
 }
 

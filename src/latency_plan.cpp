@@ -32,7 +32,8 @@ SharedLayout shared_of(const Problem& problem, const Layout& layout) {
                           .form = form_of(problem),
                           .splits = layout.splits,
                           .stages = layout.stages,
-                          .exchanges_weights = layout.transport == Transport::weights});
+                          .exchanges_weights = layout.transport == Transport::weights,
+                          .converted_columns = problem.converts ? problem.sources[0].width : 0});
 }
 
 bool fits_shared_memory(const Problem& problem, const DeviceSpec& device, const Layout& layout) {
@@ -91,9 +92,10 @@ std::optional<std::string> refuse_layout(const Problem& problem, const DeviceSpe
                        "bulk");
     if (!fits_shared_memory(problem, device, layout))
         return must_be(
-            "tile_heads and stages",
+            problem.converts ? "tile_heads, stages and the width of token ids" : "tile_heads and stages",
             "such that a CTA needs at most " + std::to_string(device.shared_memory_bytes) + " bytes of shared memory",
-            std::to_string(layout.heads) + " and " + std::to_string(layout.stages) + ", which need " +
+            std::to_string(layout.heads) + " and " + std::to_string(layout.stages) +
+                (problem.converts ? " and " + std::to_string(problem.sources[0].width) : "") + ", which need " +
                 std::to_string(shared_of(problem, layout).bytes));
     if (problem.rows > max_grid_x / layout.splits)
         return must_be(

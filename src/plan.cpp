@@ -56,6 +56,9 @@ void check_problem(const Problem& problem) {
     if (problem.sources.empty() || problem.sources.size() > 2)
         refuse("sources", "one or two sources", std::to_string(problem.sources.size()));
     for (std::size_t i = 0; i < problem.sources.size(); ++i) check_source(problem.sources[i], i);
+    if (problem.converts && problem.sources[0].count_offset != 0)
+        refuse("sources[0].count_offset", "0 with token ids, whose converted counts start at column 0",
+               std::to_string(problem.sources[0].count_offset));
     for (const SourceProblem& source : problem.sources)
         if (layout_of(source.record).d_qk() != d_qk(problem))
             refuse("sources[1].record", "a record of d_qk " + std::to_string(d_qk(problem)) + " as that of sources[0]",
@@ -183,6 +186,11 @@ void check_device(const Problem& problem, const DeviceSpec& device) {
 
 }  // namespace
 
+std::size_t detail::converted_bytes(const Problem& problem) {
+    if (!problem.converts) return 0;
+    return static_cast<std::size_t>(problem.rows * (1 + problem.sources[0].width)) * sizeof(std::int32_t);
+}
+
 std::int64_t d_qk(const Problem& problem) {
     return problem.sources.empty() ? 0 : layout_of(problem.sources.front().record).d_qk();
 }
@@ -208,6 +216,7 @@ Plan make_plan(const Problem& problem, const DeviceSpec& device, const PlanOptio
         throw Error(ErrorKind::unsupported, "problem", "one that a kernel of this build takes",
                     refusal_text(choice, options));
     std::string reason = reason_of(choice, options);
+    if (problem.device.kind == Device::Kind::cpu) choice.plan.workspace_bytes += detail::converted_bytes(problem);
     return {.problem = problem,
             .device = device,
             .schedule = std::move(choice.plan.schedule),

@@ -17,8 +17,8 @@ auto key(const SourceProblem& source) {
 
 bool same(const Problem& a, const Problem& b) {
     auto fields = [](const Problem& p) {
-        return std::tuple(p.rows, p.heads, p.query_dtype, p.sinks, p.lse, p.lse_base, p.out_dtype, p.device.kind,
-                          p.device.index);
+        return std::tuple(p.rows, p.heads, p.query_dtype, p.converts, p.sinks, p.lse, p.lse_base, p.out_dtype,
+                          p.device.kind, p.device.index);
     };
     return fields(a) == fields(b) &&
            std::equal(a.sources.begin(), a.sources.end(), b.sources.begin(), b.sources.end(),

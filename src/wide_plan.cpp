@@ -95,6 +95,7 @@ Choice choose_layout(const Problem& problem, const DeviceSpec& device, const Pla
 std::optional<std::string> refuse(const Problem& problem, const DeviceSpec& device, const PlanOptions& options) {
     if (auto reason = refuse_on_gpu(problem, device, options, formats_of(problem), head_tiles, wide::max_stages))
         return reason;
+    if (auto reason = refuse_token_ids(problem)) return reason;
     const int stages = most_stages(problem, device);
     if (stages < wide::min_stages)
         return must_be(

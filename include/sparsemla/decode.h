@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "sparsemla/device.h"
+#include "sparsemla/indices.h"
 #include "sparsemla/records.h"
 #include "sparsemla/tensor.h"
 
@@ -62,6 +63,9 @@ struct Problem {
     std::int64_t heads = 0;  ///< 1 .. 128; 0 is a no-op
     DType query_dtype = DType::f8_e4m3;    ///< f8_e4m3 or bf16
     std::vector<SourceProblem> sources{};  ///< one or two, of equal d_qk
+    /// Source 0's list is token ids (DecodeArgs::indices) that decode itself converts: no other launch, and the bits
+    /// of convert_indices followed by decode of the same schedule. Its count_offset is 0.
+    bool converts = false;
     bool sinks = false;
     bool lse = true;
     LseBase lse_base = LseBase::natural;
@@ -222,6 +226,9 @@ struct DecodeArgs {
     std::int64_t rows = 0;
     ConstTensor query{};  ///< [>= rows, >= heads, d_qk]; rows and heads strided, each head 16-byte aligned and dense
     std::array<SourceArgs, 2> sources{};
+    /// Iff problem.converts: what convert_indices would take, token_ids [>= rows, width of source 0]. Its cache is
+    /// sources[0].cache, whatever it says; it has no slots and counts, nor has sources[0]: decode keeps them to itself.
+    ConvertArgs indices{};
     ConstTensor sinks{};         ///< f32 [>= heads], iff problem.sinks
     float softmax_scale = 1.0F;  ///< positive and finite
     Scale q_scale{};

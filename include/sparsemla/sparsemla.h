@@ -221,6 +221,8 @@ typedef struct sparsemla_problem {
     int32_t lse_base;                        /* default SPARSEMLA_LSE_NATURAL */
     int32_t device_kind;                     /* default SPARSEMLA_CPU */
     int32_t device_index;
+    int32_t converts; /* source 0's list is token ids, which decode itself converts (args.indices); default 0 */
+    int32_t reserved; /* 0 */
 } sparsemla_problem;
 
 /* Wishes; what is SPARSEMLA_CHOOSE, 0 or NULL the plan chooses. */
@@ -304,6 +306,8 @@ typedef struct sparsemla_decode_args {
     uint64_t workspace_bytes;
     void* state; /* prepared; not in use by another call */
     uint64_t state_bytes;
+    const sparsemla_convert_args* indices; /* iff the problem converts; its cache is not looked at (may be NULL), its
+                                              slots and counts, and those of source 0, are not given */
 } sparsemla_decode_args;
 
 /* For row r, head h over the active columns c of all sources:

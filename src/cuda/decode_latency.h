@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cuda/convert_indices.h"
 #include "sparsemla/decode.h"
 #include "stage_layout.h"
 
@@ -94,6 +95,9 @@ struct Params {
     float* lse;                    ///< null: not wanted
     std::int64_t lse_row_stride;
     std::int64_t lse_head_stride;
+
+    ConvertView convert;             ///< decode_latency: token ids instead of source 0's slots and counts
+    std::uint32_t converted_offset;  ///< SharedLayout::converted
 };
 
 /// Allows the launches of one instantiation on the current device, and loads it: of plain forms, and of the others,

@@ -116,13 +116,6 @@ __device__ Columns columns_of_counts(const Params& params, int first_active, int
     return columns;
 }
 
-template <class T>
-__device__ Columns columns_of_row(const Params& params, const Inputs<T>& inputs, int lane, int split) {
-    const int first = active_columns(params.sources[0], inputs.counts[0]);
-    const int second = T::two_sources ? active_columns(params.sources[1], inputs.counts[1]) : 0;
-    return columns_of_counts<T>(params, first, second, lane, split);
-}
-
 /// A warp's part of a chunk's columns, 8 at a time; four lanes share a record. The first chunk is shared out to the
 /// warps that multiply, each of the others to the helpers.
 template <bool kFirst>
@@ -137,27 +130,56 @@ struct Part {
     }
 };
 
-/// Where the slot of a chunk's column stands, null where the list ends. Does not look at counts: it need not wait for
-/// them.
+/// Where a chunk's column stands: in which list, and there.
+struct ListPlace {
+    bool second, exists;  ///< not: the list ends before
+    int column;
+};
+
 template <class T>
-__device__ const std::int32_t* slot_pointer(const Params& params, const Place<T>& at, int number, int column) {
+__device__ ListPlace list_place(const Params& params, int number, int column) {
     const bool second = T::two_sources && number >= params.sources[0].chunks;
     if (second) number -= params.sources[0].chunks;
     const int in_list = number * chunk_keys + column;
-    const std::int32_t* slots = second ? params.sources[1].slots : params.sources[0].slots;
-    const std::int64_t stride = second ? params.sources[1].slots_row_stride : params.sources[0].slots_row_stride;
-    const int width = second ? params.sources[1].width : params.sources[0].width;
-    return in_list < width ? slots + at.row * stride + in_list : nullptr;
+    return {second, in_list < (second ? params.sources[1].width : params.sources[0].width), in_list};
 }
 
-__device__ inline int load_slot(const std::int32_t* pointer) { return load_global_if(pointer != nullptr, pointer, -1); }
+/// Where the slot stands, null where the list ends. Does not look at counts: it need not wait for them.
+template <class T>
+__device__ const std::int32_t* slot_pointer(const Params& params, const Place<T>& at, const ListPlace& place) {
+    const std::int32_t* slots = place.second ? params.sources[1].slots : params.sources[0].slots;
+    const std::int64_t stride = place.second ? params.sources[1].slots_row_stride : params.sources[0].slots_row_stride;
+    return place.exists ? slots + at.row * stride + place.column : nullptr;
+}
+
+/// Whether source 0's slots are in this CTA's shared memory, converted from token ids.
+template <class T>
+__device__ bool has_converted(const Params& params) {
+    return T::may_convert && params.convert.ids != nullptr;
+}
+
+/// A slot of the list that has been converted.
+template <class T>
+__device__ SharedAddress converted_slot(const Params& params, const Place<T>& at, int column) {
+    return at.base + params.converted_offset + static_cast<std::uint32_t>(kept_bytes) + column * 4;
+}
+
+/// The slot of a chunk's column, -1 where the list ends.
+template <class T>
+__device__ int load_slot(const Params& params, const Place<T>& at, int number, int column) {
+    const ListPlace place = list_place<T>(params, number, column);
+    const std::int32_t* pointer = slot_pointer(params, at, place);
+    if constexpr (!T::may_convert) return load_global_if(place.exists, pointer, -1);
+    if (has_converted<T>(params) && !place.second)
+        pointer = static_cast<const std::int32_t*>(__cvta_shared_to_generic(converted_slot(params, at, place.column)));
+    return load_generic_if(place.exists, pointer, -1);
+}
 
 /// The slots that a warp needs for its part of a chunk.
 template <class P, class T>
 __device__ void load_slots(const Params& params, const Place<T>& at, int number, int (&slots)[P::passes]) {
 #pragma unroll
-    for (int pass = 0; pass < P::passes; ++pass)
-        slots[pass] = load_slot(slot_pointer(params, at, number, P::column(at, pass)));
+    for (int pass = 0; pass < P::passes; ++pass) slots[pass] = load_slot(params, at, number, P::column(at, pass));
 }
 
 /// What a column's slot names: nothing, or a record.
@@ -274,7 +296,7 @@ __device__ void gather_slices(const Params& params, const Place<T>& at, const Co
     for (int pair = 0; pair < pairs; ++pair) {
         const int split = split_of(2 * pair + at.lane / 16);
         numbers[pair] = columns.first_of_split(params, split);
-        slots[pair] = columns.has_split(split) ? load_slot(slot_pointer(params, at, numbers[pair], column)) : -1;
+        slots[pair] = columns.has_split(split) ? load_slot(params, at, numbers[pair], column) : -1;
     }
     const int row = records * at.helper() + at.lane / pieces;
 #pragma unroll

@@ -147,7 +147,10 @@ void launch_latency(const DecodeParams& call, Stream stream) {
     const CurrentDevice current(call.plan->device.device.index);
     const LaunchShape shape = latency_launch(*call.plan, call.rows);
     Params params = params_of(call);
-    params.stages_offset = static_cast<std::uint32_t>(latency_memory(*call.plan).stages);
+    const SharedLayout memory = latency_memory(*call.plan);
+    params.stages_offset = static_cast<std::uint32_t>(memory.stages);
+    if (call.plan->problem.converts) params.convert = convert_view(call.indices);
+    params.converted_offset = static_cast<std::uint32_t>(memory.converted);
     launch_kernel(variant_of(*call.plan),
                   {.grid = dim3(static_cast<unsigned>(shape.grid_x), static_cast<unsigned>(shape.grid_y)),
                    .cluster = dim3(static_cast<unsigned>(shape.cluster), static_cast<unsigned>(shape.cluster_tiles)),

@@ -6,7 +6,7 @@
 
 namespace sparsemla::detail::latency {
 
-/// Everything but stages_offset.
+/// Everything but what decode_latency has alone: stages_offset, convert and converted_offset.
 Params params_of(const DecodeParams& call);
 
 }  // namespace sparsemla::detail::latency

@@ -1,6 +1,7 @@
 // decode_latency before its dependency wait: barriers, who this thread is, where it will read first.
 #pragma once
 
+#include "cuda/convert_row.cuh"
 #include "cuda/decode_latency_gather.cuh"
 
 namespace sparsemla::detail::latency {
@@ -75,7 +76,9 @@ __device__ Inputs<T> find_inputs(const Params& params, const Place<T>& at) {
     Inputs<T> inputs;
     inputs.counts[0] = count_of_row(params.sources[0], at.row);
     inputs.counts[1] = T::two_sources ? count_of_row(params.sources[1], at.row) : nullptr;
-    inputs.slot = at.multiplies() ? slot_pointer(params, at, at.split, Part<true>::column(at, 0)) : nullptr;
+    const ListPlace place = list_place<T>(params, at.split, Part<true>::column(at, 0));
+    const bool reads = at.multiplies() && !(has_converted<T>(params) && !place.second);
+    inputs.slot = reads ? slot_pointer(params, at, place) : nullptr;
     asm volatile("" : "+l"(inputs.counts[0]), "+l"(inputs.counts[1]), "+l"(inputs.slot));
 #pragma unroll
     for (int group = 0; group < FirstQuery<T>::groups; ++group) {
@@ -83,6 +86,19 @@ __device__ Inputs<T> find_inputs(const Params& params, const Place<T>& at) {
         asm volatile("" : "+l"(inputs.query[group]));
     }
     return inputs;
+}
+
+/// Active columns of source 0, whose token ids become slots in shared memory. By all threads of the CTA.
+template <class T>
+__device__ int convert_list(const Params& params, const Place<T>& at) {
+    constexpr int warps = multiplying_warps + helper_warps, columns_of_lane = 6;
+    static_assert(2 * warps * sizeof(int) <= kept_bytes);
+    auto* kept_of_warp = reinterpret_cast<int(*)[warps]>(__cvta_shared_to_generic(at.base + params.converted_offset));
+    const int kept = convert_row<warps, columns_of_lane>(
+        params.convert, at.row, at.warp, at.lane, kept_of_warp,
+        [&](int i, int slot) { store_shared(converted_slot(params, at, i), static_cast<std::uint32_t>(slot)); });
+    __syncthreads();
+    return kept;
 }
 
 }  // namespace sparsemla::detail::latency

@@ -42,6 +42,7 @@ struct Tile {
     static constexpr bool exchanges_weights = kSplits > 1;
     static constexpr int splits = kSplits;
     static constexpr bool two_sources = kTwoSources;
+    static constexpr bool may_convert = true;  ///< slots of source 0 may come from token ids
     static constexpr int heads = kHeads;
     static constexpr int units_of_warp = units / multiplying_warps;
     static constexpr bool units_take_turns = true;

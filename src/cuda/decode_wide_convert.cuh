@@ -311,7 +311,7 @@ class Gatherer {
 
    private:
     __device__ void load_slot_of_lane() {
-        slot_ = load_slot(slot_pointer<T>(params_.call, at_, step_.number, step_.half * step_keys + row_of_lane(at_)));
+        slot_ = load_slot(params_.call, at_, step_.number, step_.half * step_keys + row_of_lane(at_));
     }
 
     __device__ void begin_piece() {

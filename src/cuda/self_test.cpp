@@ -50,6 +50,7 @@ Plan plan_of_check(const Plan& plan) {
     Plan check = plan;
     check.problem.rows = 1;
     check.problem.heads = heads;
+    check.problem.converts = false;
     check.problem.out_dtype = DType::f32;
     check.problem.lse = true;
     check.problem.lse_base = LseBase::natural;

@@ -52,40 +52,6 @@ class Mirror {
     Device device_;
 };
 
-Conversion random_conversion(std::mt19937_64& bits, std::int64_t width) {
-    const auto below = [&](std::int64_t n) {
-        return static_cast<std::int64_t>(bits() % static_cast<std::uint64_t>(n));
-    };
-    Conversion c;
-    c.rows = 1 + below(7);
-    c.width = width;
-    c.requests = 1 + below(4);
-    c.cache.page_size = std::int64_t{1} << below(8);
-    c.sharding.interleave = std::int64_t{1} << below(std::bit_width(static_cast<std::uint64_t>(c.cache.page_size)));
-    c.sharding.world = 1 + below(9);
-    c.sharding.rank = below(c.sharding.world);
-    if (below(3) == 0) {  // no powers of two
-        c.cache.page_size = 61;
-        c.sharding.interleave = below(2) == 0 ? 1 : 61;
-    }
-    c.max_pages = 1 + below(40);
-    c.cache.pages = 1 + below(60);
-    if (below(2) == 0) c.cache.slots_per_page = c.cache.page_size + below(100);
-    const std::int64_t tokens = c.max_pages * c.cache.page_size * c.sharding.world;
-    for (std::int64_t i = 0; i < c.rows * c.width; ++i)
-        c.ids.push_back(static_cast<std::int32_t>(below(tokens + tokens / 8 + 4) - 3));
-    for (std::int64_t i = 0; i < c.requests * c.max_pages; ++i)
-        c.table.push_back(static_cast<std::int32_t>(below(c.cache.pages + 4) - 2));
-    for (std::int64_t i = 0; i < c.rows; ++i)
-        c.request_of_row.push_back(static_cast<std::int32_t>(below(c.requests + 2) - 1));
-    if (below(2) == 0) {
-        c.lengths.emplace();
-        for (std::int64_t i = 0; i < c.requests; ++i)
-            c.lengths->push_back(static_cast<std::int32_t>(below(tokens + 2) - 1));
-    }
-    return c;
-}
-
 TEST_F(GpuVerbs, ConvertIndices) {
     std::mt19937_64 bits(21);
     for (int number = 0; number < 200; ++number) {

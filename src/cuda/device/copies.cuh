@@ -177,6 +177,21 @@ __device__ inline void store_global_if(bool condition, void* to, const uint2& va
         : "memory");
 }
 
+// The same of memory of either kind.
+__device__ inline std::int32_t load_generic_if(bool condition, const std::int32_t* from, std::int32_t otherwise) {
+    std::int32_t value = otherwise;
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "setp.ne.b32 p, %2, 0;\n"
+        "@p ld.b32 %0, [%1];\n"
+        "}"
+        : "+r"(value)
+        : "l"(from), "r"(static_cast<std::uint32_t>(condition))
+        : "memory");
+    return value;
+}
+
 // 2, 4, 8 and 16 bytes of this CTA's shared memory.
 template <class Value>
 __device__ Value load_shared(SharedAddress from);
