@@ -45,6 +45,10 @@ std::int32_t at_most_int32(std::int64_t value) {
 }  // namespace
 
 ConvertView convert_view(const ConvertParams& call) {
+    const auto& [world, rank, interleave] = call.sharding;
+    constexpr std::int64_t largest = std::numeric_limits<std::int32_t>::max();
+    const std::int64_t turn = world * interleave, first = rank * interleave;
+    const bool turns = turn <= largest;
     return {.ids = call.token_ids,
             .table = call.block_table,
             .request_of_row = call.request_of_row,
@@ -57,13 +61,12 @@ ConvertView convert_view(const ConvertParams& call) {
             .requests = at_most_int32(call.requests),
             .max_pages = at_most_int32(call.max_pages),
             .pages = static_cast<std::int32_t>(call.pages),
-            .world = static_cast<std::int32_t>(call.sharding.world),
-            .rank = static_cast<std::int32_t>(call.sharding.rank),
-            .interleave = static_cast<std::int32_t>(call.sharding.interleave),
             .page_size = static_cast<std::int32_t>(call.page_size),
             .slots_per_page = static_cast<std::int32_t>(call.slots_per_page),
-            .by_world = Divider(call.sharding.world),
-            .by_interleave = Divider(call.sharding.interleave),
+            .turn = turns ? static_cast<std::uint32_t>(turn) : 0,
+            .first = static_cast<std::uint32_t>(std::min(first, largest)),
+            .interleave = first > largest ? 0 : static_cast<std::uint32_t>(interleave),
+            .by_turn = turns ? Divider(turn) : Divider(),
             .by_page_size = Divider(call.page_size)};
 }
 

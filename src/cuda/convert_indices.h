@@ -16,8 +16,11 @@ struct ConvertView {
     const std::int32_t* lengths;  ///< null: no limit
     std::int64_t ids_row_stride, table_row_stride, request_stride, lengths_stride;
     std::int32_t width, requests, max_pages, pages;  ///< those of the table at most 2^31 - 1
-    std::int32_t world, rank, interleave, page_size, slots_per_page;
-    Divider by_world, by_interleave, by_page_size;
+    std::int32_t page_size, slots_per_page;
+    /// Of every `turn` tokens the rank holds `interleave` from number `first` on. Where a turn has more tokens than an
+    /// id can name, the quotient is 0; where the rank holds none of those, so is `interleave`.
+    std::uint32_t turn, first, interleave;
+    Divider by_turn, by_page_size;
 };
 
 ConvertView convert_view(const ConvertParams& call);

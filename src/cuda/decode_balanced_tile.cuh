@@ -51,7 +51,6 @@ template <int kHeads, StageForm kForm, Half kQuery, bool kTwoSources>
 struct BalancedTile : Tile<kHeads, kForm, kQuery, kTwoSources, 0> {
     static constexpr int threads = latency::threads;
     static constexpr int queries = balanced::queries;
-    static constexpr bool may_convert = false;
     static constexpr bool units_take_turns = false;  // a warp merges what it holds: the same units of every split
     static constexpr balanced::SharedLayout layout = balanced::shared_layout(kHeads, kForm, 1);
     /// Such that nothing is spilled: 12 warps have 168 a thread together.

@@ -21,6 +21,7 @@ struct Variant {
     bool bf16_query;   ///< of plain forms; the others take both
     bool two_sources;  ///< of plain forms; the others take both
     int fixed_splits;  ///< 1, or 2, 4 or 8 with Transport::weights; 0: any number
+    bool converts;     ///< slots of source 0 come from token ids
 };
 
 struct SourceView {
@@ -96,22 +97,30 @@ struct Params {
     std::int64_t lse_row_stride;
     std::int64_t lse_head_stride;
 
-    ConvertView convert;             ///< decode_latency: token ids instead of source 0's slots and counts
+    ConvertView convert;             ///< of a variant that converts
     std::uint32_t converted_offset;  ///< SharedLayout::converted
 };
 
-/// Allows the launches of one instantiation on the current device, and loads it: of plain forms, and of the others,
-/// which are compiled apart.
+/// Allows the launches of one instantiation on the current device, and loads it: of plain forms, of the others, and of
+/// either where it converts, which are compiled apart.
 void prepare_plain_kernel(const Variant& variant, std::size_t shared_bytes);
 void prepare_form_kernel(const Variant& variant, std::size_t shared_bytes);
+void prepare_converting_kernel(const Variant& variant, std::size_t shared_bytes);
 void launch_plain_kernel(const Variant& variant, const LaunchConfig& config, const Params& params);
 void launch_form_kernel(const Variant& variant, const LaunchConfig& config, const Params& params);
+void launch_converting_kernel(const Variant& variant, const LaunchConfig& config, const Params& params);
 
 inline void prepare_kernel(const Variant& variant, std::size_t shared_bytes) {
-    (stage_layout(variant.form).is_plain() ? prepare_plain_kernel : prepare_form_kernel)(variant, shared_bytes);
+    const bool plain = stage_layout(variant.form).is_plain();
+    (variant.converts ? prepare_converting_kernel
+     : plain          ? prepare_plain_kernel
+                      : prepare_form_kernel)(variant, shared_bytes);
 }
 inline void launch_kernel(const Variant& variant, const LaunchConfig& config, const Params& params) {
-    (stage_layout(variant.form).is_plain() ? launch_plain_kernel : launch_form_kernel)(variant, config, params);
+    const bool plain = stage_layout(variant.form).is_plain();
+    (variant.converts ? launch_converting_kernel
+     : plain          ? launch_plain_kernel
+                      : launch_form_kernel)(variant, config, params);
 }
 
 }  // namespace sparsemla::detail::latency

@@ -152,12 +152,6 @@ __device__ const std::int32_t* slot_pointer(const Params& params, const Place<T>
     return place.exists ? slots + at.row * stride + place.column : nullptr;
 }
 
-/// Whether source 0's slots are in this CTA's shared memory, converted from token ids.
-template <class T>
-__device__ bool has_converted(const Params& params) {
-    return T::may_convert && params.convert.ids != nullptr;
-}
-
 /// A slot of the list that has been converted.
 template <class T>
 __device__ SharedAddress converted_slot(const Params& params, const Place<T>& at, int column) {
@@ -169,8 +163,8 @@ template <class T>
 __device__ int load_slot(const Params& params, const Place<T>& at, int number, int column) {
     const ListPlace place = list_place<T>(params, number, column);
     const std::int32_t* pointer = slot_pointer(params, at, place);
-    if constexpr (!T::may_convert) return load_global_if(place.exists, pointer, -1);
-    if (has_converted<T>(params) && !place.second)
+    if constexpr (!T::converts) return load_global_if(place.exists, pointer, -1);
+    if (!place.second)
         pointer = static_cast<const std::int32_t*>(__cvta_shared_to_generic(converted_slot(params, at, place.column)));
     return load_generic_if(place.exists, pointer, -1);
 }

@@ -25,7 +25,8 @@ Variant variant_of(const Plan& plan) {
             .form = stage_form(plan.problem.sources[0].record),
             .bf16_query = plan.problem.query_dtype == DType::bf16,
             .two_sources = plan.problem.sources.size() == 2,
-            .fixed_splits = fixed ? plan.schedule.splits : 0};
+            .fixed_splits = fixed ? plan.schedule.splits : 0,
+            .converts = plan.problem.converts};
 }
 
 SourceView view_of(const SourceParams& source, const DecodeParams& call) {

@@ -77,9 +77,12 @@ __device__ Inputs<T> find_inputs(const Params& params, const Place<T>& at) {
     inputs.counts[0] = count_of_row(params.sources[0], at.row);
     inputs.counts[1] = T::two_sources ? count_of_row(params.sources[1], at.row) : nullptr;
     const ListPlace place = list_place<T>(params, at.split, Part<true>::column(at, 0));
-    const bool reads = at.multiplies() && !(has_converted<T>(params) && !place.second);
+    const bool reads = at.multiplies() && (!T::converts || place.second);
     inputs.slot = reads ? slot_pointer(params, at, place) : nullptr;
     asm volatile("" : "+l"(inputs.counts[0]), "+l"(inputs.counts[1]), "+l"(inputs.slot));
+    // Constants come from far, a line at a time.
+    if constexpr (T::converts)
+        asm volatile("" ::"l"(params.convert.ids), "r"(params.convert.pages), "r"(params.converted_offset));
 #pragma unroll
     for (int group = 0; group < FirstQuery<T>::groups; ++group) {
         inputs.query[group] = at.multiplies() ? FirstQuery<T>::pointer(params, at, at.warp, group) : nullptr;

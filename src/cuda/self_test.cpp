@@ -50,7 +50,6 @@ Plan plan_of_check(const Plan& plan) {
     Plan check = plan;
     check.problem.rows = 1;
     check.problem.heads = heads;
-    check.problem.converts = false;
     check.problem.out_dtype = DType::f32;
     check.problem.lse = true;
     check.problem.lse_base = LseBase::natural;
@@ -182,6 +181,31 @@ Step make_step(const Problem& problem, std::int64_t columns) {
     return step;
 }
 
+/// The list as token ids of the only rank, whose only page is block 0: as many of them as columns are active.
+std::vector<std::int32_t> ids_of(const Step& step, std::int64_t active) {
+    std::vector<std::int32_t> ids = step.slots;
+    std::fill(ids.begin() + active, ids.end(), -1);
+    return ids;
+}
+
+void set_indices(DecodeParams& call, const DeviceCopy& ids, const DeviceCopy& zero) {
+    const SourceParams& source = call.sources[0];
+    call.indices = {.token_ids = ids.as<std::int32_t>(),
+                    .ids_row_stride = source.width,
+                    .block_table = zero.as<std::int32_t>(),
+                    .table_row_stride = 1,
+                    .request_of_row = zero.as<std::int32_t>(),
+                    .request_stride = 1,
+                    .rows = 1,
+                    .width = source.width,
+                    .requests = 1,
+                    .max_pages = 1,
+                    .pages = 1,
+                    .page_size = source.cache.page_size,
+                    .slots_per_page = source.cache.page_size,
+                    .sharding = {}};
+}
+
 void set_sources(DecodeParams& call, const Plan& check, const std::deque<DeviceCopy>& records, const DeviceCopy& slots,
                  const DeviceCopy& count) {
     call.num_sources = static_cast<int>(check.problem.sources.size());
@@ -205,6 +229,8 @@ void run_step(const Plan& check, std::int64_t active, Step& step, Launch launch)
     for (const auto& page : step.records) records.emplace_back(page.data(), page.size(), stream.get());
     const DeviceCopy slots = copy_of(step.slots, stream.get());
     const DeviceCopy count = copy_of(std::vector<std::int32_t>{static_cast<std::int32_t>(active)}, stream.get());
+    const DeviceCopy ids = copy_of(ids_of(step, active), stream.get());
+    const DeviceCopy zero = copy_of(std::vector<std::int32_t>{0}, stream.get());
     const DeviceCopy query = copy_of(step.query, stream.get());
     const DeviceCopy out = copy_of(step.out, stream.get());
     const DeviceCopy lse = copy_of(step.lse, stream.get());
@@ -220,6 +246,7 @@ void run_step(const Plan& check, std::int64_t active, Step& step, Launch launch)
     call.query_row_stride = heads * call.d_qk;
     call.query_head_stride = call.d_qk;
     set_sources(call, check, records, slots, count);
+    if (check.problem.converts) set_indices(call, ids, zero);
     call.out = out.as<float>();
     call.out_dtype = DType::f32;
     call.out_row_stride = std::int64_t{heads} * value_dims;
@@ -275,8 +302,8 @@ void self_test(const Plan& plan, Launch launch) {
                             (shares_chunks_out(plan) ? (balanced_shape(plan).one_split_each ? " each " : " shared ")
                              : has_one_chunk(plan)   ? " one "
                                                      : " more ") +
-                            std::to_string(plan.schedule.chunk) + " " + std::to_string(splits_of(plan)) + " " +
-                            to_string(*plan.tiling);
+                            (plan.problem.converts ? "converts " : "") + std::to_string(plan.schedule.chunk) + " " +
+                            std::to_string(splits_of(plan)) + " " + to_string(*plan.tiling);
     const std::lock_guard lock(mutex);
     if (passed.contains(key)) return;
     run_check(plan, few_columns(plan), launch);

@@ -177,7 +177,23 @@ __device__ inline void store_global_if(bool condition, void* to, const uint2& va
         : "memory");
 }
 
-// The same of memory of either kind.
+// The same where a < b.
+__device__ inline std::int32_t load_global_if_less(std::int32_t a, std::int32_t b, const std::int32_t* from,
+                                                   std::int32_t otherwise) {
+    std::int32_t value = otherwise;
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "setp.lt.s32 p, %2, %3;\n"
+        "@p ld.global.b32 %0, [%1];\n"
+        "}"
+        : "+r"(value)
+        : "l"(from), "r"(a), "r"(b)
+        : "memory");
+    return value;
+}
+
+// load_global_if of memory of either kind.
 __device__ inline std::int32_t load_generic_if(bool condition, const std::int32_t* from, std::int32_t otherwise) {
     std::int32_t value = otherwise;
     asm volatile(
