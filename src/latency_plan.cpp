@@ -54,7 +54,8 @@ Layout with_transport(Layout layout, const Problem& problem, const DeviceSpec& d
     }
     layout.transport = Transport::weights;
     if (!stage_layout(form_of(problem)).is_plain() || !can_exchange_weights(layout.splits) ||
-        usual_chunks(problem, options) > layout.splits || !fits_shared_memory(problem, device, layout))
+        (problem.converts && problem.sources.size() > 1) || usual_chunks(problem, options) > layout.splits ||
+        !fits_shared_memory(problem, device, layout))
         layout.transport = Transport::stores;
     return layout;
 }
@@ -85,6 +86,8 @@ std::optional<std::string> refuse_layout(const Problem& problem, const DeviceSpe
     if (!stage_layout(form_of(problem)).is_plain() && layout.cluster_tiles > 1)
         return must_be("cluster_tiles", "1 with records of scales or BF16 values",
                        std::to_string(layout.cluster_tiles));
+    if (layout.transport == Transport::weights && problem.converts && problem.sources.size() > 1)
+        return must_be("transport", "stores or bulk with token ids beside a second source", "weights");
     if (layout.transport == Transport::weights && !can_exchange_weights(layout.splits))
         return must_be("splits", "2, 4 or 8 with transport weights", std::to_string(layout.splits));
     if (layout.transport == Transport::bulk && !fits_stages(problem, layout))

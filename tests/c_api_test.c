@@ -131,6 +131,34 @@ static void test_indices(void) {
     expect_refused(sparsemla_global_id(-1, 2, 0, 1, &value), SPARSEMLA_INVALID_ARGUMENT, "local", "local -1");
 }
 
+/* The step's rows from token ids of one request: of rank 0 of 2 one token each in turn, so that ids 2 and 0 are records
+ * 1 and 0. */
+static void test_decode_from_ids(const char* kernel, double bound) {
+    step* s = make_step();
+    int32_t ids[rows][width] = {{2, 1, 0}, {5, -3, 99}};
+    int32_t table[1] = {0};
+    int32_t request[rows] = {0, 0};
+    sparsemla_convert_args indices = sparsemla_convert_args_default();
+    indices.token_ids = TENSOR(ids, SPARSEMLA_I32, rows, width);
+    indices.block_table = TENSOR(table, SPARSEMLA_I32, 1, 1);
+    indices.request_of_row = TENSOR(request, SPARSEMLA_I32, rows);
+    indices.world = 2;
+    s->problem.converts = 1;
+    make_plan(s, kernel);
+    poison_outputs(s);
+    s->args.indices = &indices;
+    expect_refused(sparsemla_decode(s->plan, &s->args, NULL), SPARSEMLA_INVALID_ARGUMENT, "slots", "ids and slots");
+    memset(&s->source_args.slots, 0, sizeof s->source_args.slots);
+    memset(&s->source_args.counts, 0, sizeof s->source_args.counts);
+    s->args.indices = NULL;
+    expect_refused(sparsemla_decode(s->plan, &s->args, NULL), SPARSEMLA_INVALID_ARGUMENT, "token_ids", "no ids");
+    check(outputs_untouched(s), "refused calls write nothing");
+    s->args.indices = &indices;
+    expect_ok(sparsemla_decode(s->plan, &s->args, NULL), kernel);
+    expect_step(s, bound);
+    free_plan(s);
+}
+
 static void test_supports(void) {
     step* s = make_step();
     sparsemla_plan_options options = sparsemla_plan_options_default();
@@ -158,6 +186,8 @@ int main(void) {
     test_two_sources();
     test_records();
     test_indices();
+    test_decode_from_ids("reference", 1e-6);
+    test_decode_from_ids("cpu", 0.5 * 0x1p-8);
     test_supports();
     return report();
 }

@@ -485,6 +485,8 @@ class Convert(ToolTest):
             self.assertGreater(rows[0]["token_ids"], rows[0]["kept"])
             self.succeed("check", ids, slots)
             self.assertIn("kept", self.succeed("convert", ids))
+            self.assertIn("from token ids", self.succeed("check", ids, "--from-ids"))
+            self.assertEqual(self.succeed_json("decode", ids, "--from-ids")["rows"], self.succeed_json("decode", slots)["rows"])
 
     def test_slots_beside_token_ids(self):
         ids = self.path("ids_and_slots")
@@ -496,6 +498,10 @@ class Convert(ToolTest):
 
     def test_a_case_with_slots(self):
         self.refuse("convert", self.case, mentions=["token_ids"])
+        for subcommand in ("decode", "plan"):
+            self.refuse(subcommand, self.case, "--from-ids", mentions=["--from-ids", "token_ids"])
+        plan = self.succeed_json("plan", "--record", "fp8", "--from-ids", "--device", "cpu")
+        self.assertIs(plan["problem"]["converts"], True)
 
 
 class Info(ToolTest):

@@ -132,7 +132,7 @@ std::vector<Timing> time_problem(const harness::NamedRecipe& problem, const Benc
     const LoadedStep loaded = step_of(harness::generate(recipe));
     std::vector<std::unique_ptr<Runner>> runners;
     for (const Plan& plan : chosen_plans(loaded.step.problem(), devices_of(flags.run), flags.run))
-        runners.push_back(std::make_unique<Runner>(loaded.step, plan));
+        runners.push_back(std::make_unique<Runner>(loaded, plan));
     std::vector<std::vector<double>> samples(runners.size());
     constexpr int warm_up_turns = 2;
     const std::int64_t turns = repeat_of(flags);

@@ -194,6 +194,7 @@ Subcommand add_check(CLI::App& parent) {
     auto options = std::make_shared<CheckOptions>();
     app->add_option("CASE", options->paths, "case files")->required()->type_name("FILE ...");
     add_run_flags(*app, options->check.run, true);
+    add_from_ids_flag(*app, options->check.run);
     app->add_flag("--rms", options->check.rms,
                   "apply the RMS rule too, which holds for uncorrelated data such as gen's and not for tied scores");
     app->add_flag(

@@ -81,7 +81,7 @@ harness::Verdict judge_file(const harness::Oracle& oracle, const OwnedTensor* ou
 
 CheckedRun check_plan(const LoadedStep& loaded, const Plan& plan, const harness::Oracle& oracle,
                       const std::optional<harness::Oracle>& expected, bool rms) {
-    Runner runner(loaded.step, plan);
+    Runner runner(loaded, plan);
     CheckedRun result{.device = to_string(plan.device.device),
                       .kernel = plan.schedule.kernel,
                       .p_format = std::string(name(plan.schedule.p_format)),
@@ -120,7 +120,7 @@ bool all_pass(const CheckedCase& result) {
 
 CheckedCase check_case(const std::string& path, const CheckFlags& flags, Progress& progress) {
     const LoadedStep loaded = load_step(path);
-    const Problem problem = loaded.step.problem();
+    const Problem problem = problem_of(loaded, flags.run.from_ids);
     Candidates candidates = candidates_for(problem, flags.run);
     if (candidates.plans.empty())
         throw Error(ErrorKind::unsupported, path, "a case that a kernel takes", reasons(candidates.declined));

@@ -120,7 +120,8 @@ void check_output(const DecodeFlags& flags) {
 Status run_decode(const DecodeFlags& flags) {
     check_output(flags);
     const LoadedStep loaded = load_step(flags.path);
-    Runner runner(loaded.step, plan_on_first(loaded.step.problem(), devices_of(flags.run), plan_options(flags.run)));
+    Runner runner(
+        loaded, plan_on_first(problem_of(loaded, flags.run.from_ids), devices_of(flags.run), plan_options(flags.run)));
     Progress progress;
     progress.show("decoding on " + to_string(runner.plan().device.device));
     const double seconds = runner.run();
@@ -159,6 +160,7 @@ Subcommand add_decode(CLI::App& parent) {
     app->add_option("CASE", flags->path, "a case file")->required()->type_name("FILE");
     output_option(*app, "-o,--output", flags->output, "write tensors `out` (BF16) and `lse` (F32), safetensors");
     add_run_flags(*app, flags->run, false);
+    add_from_ids_flag(*app, flags->run);
     app->add_flag("--json", flags->json,
                   "one JSON document: path, device, kernel, schedule, lse_base, seconds, rows, output; numbers that "
                   "are not finite are \"nan\", \"inf\", \"-inf\"");

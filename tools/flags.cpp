@@ -177,6 +177,11 @@ void add_run_flags(CLI::App& app, RunFlags& flags, bool all_kernels) {
     add_tiling_flags(app, flags);
 }
 
+void add_from_ids_flag(CLI::App& app, RunFlags& flags) {
+    app.add_flag("--from-ids", flags.from_ids,
+                 "decode converts token ids to slots itself, instead of a conversion before");
+}
+
 std::vector<DeviceSpec> devices_of(const RunFlags& flags) {
     const std::optional<Device> device = parse_device(flags.device);
     std::vector<DeviceSpec> specs;

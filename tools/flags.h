@@ -58,8 +58,11 @@ struct RunFlags {
     std::string transport;
     std::string trigger;
     bool allow_unverified = false;
+    bool from_ids = false;  ///< of subcommands that offer it
 };
 
+/// --from-ids: decode converts token ids itself.
+void add_from_ids_flag(CLI::App& app, RunFlags& flags);
 /// `all_kernels`: --kernel and --p-format also take "all".
 void add_run_flags(CLI::App& app, RunFlags& flags, bool all_kernels);
 

@@ -32,6 +32,7 @@ Json to_json(const Problem& problem) {
                                    {"split_rope", source.split_rope},
                                    {"width", source.width},
                                    {"count_offset", source.count_offset}});
+    json["converts"] = problem.converts;
     json["sinks"] = problem.sinks;
     json["lse"] = name(problem.lse_base);
     return json;
@@ -66,11 +67,13 @@ Json to_json(const Plan& plan) {
 }
 
 Problem problem_for(const PlanFlags& flags) {
-    if (!flags.path.empty()) return load_step(flags.path).step.problem();
+    if (!flags.path.empty()) return problem_of(load_step(flags.path), flags.run.from_ids);
     if (flags.problem.first.record.empty())
         throw Error(ErrorKind::invalid_argument, "CASE",
                     "a case file, or a problem by --record, --rows, --heads, --width", "neither");
-    return problem_of(recipe_of(flags.problem));
+    Problem problem = problem_of(recipe_of(flags.problem));
+    problem.converts = flags.run.from_ids;
+    return problem;
 }
 
 Status run_plan(const PlanFlags& flags) {
@@ -91,6 +94,7 @@ Subcommand add_plan(CLI::App& parent) {
     for (const char* option : {"--rows", "--heads", "--width", "--extra-record", "--query", "--sinks", "--lse"})
         app->get_option(option)->needs("--record");
     add_run_flags(*app, flags->run, false);
+    add_from_ids_flag(*app, flags->run);
     app->add_flag(
         "--json", flags->json,
         "one JSON document: problem, device, kernel, reason, schedule, tiling (of a GPU kernel), workspace_bytes, "

@@ -41,7 +41,16 @@ LoadedStep step_of(Case file) {
     LoadedStep loaded{.file = std::move(file), .step = {}};
     convert_case(loaded.file);
     loaded.step = case_step(loaded.file);
+    loaded.indices = case_indices(loaded.file);
     return loaded;
+}
+
+Problem problem_of(const LoadedStep& loaded, bool from_ids) {
+    Problem problem = loaded.step.problem();
+    if (from_ids && !loaded.indices)
+        throw Error(ErrorKind::invalid_argument, "--from-ids", "a case with token_ids", "slots only");
+    problem.converts = from_ids;
+    return problem;
 }
 
 std::vector<std::int64_t> active_columns(const CaseStep& step) {
@@ -68,10 +77,16 @@ std::string describe(const Problem& problem) {
     }
     text += fmt::format(", {} query", name(problem.query_dtype));
     if (problem.sinks) text += ", sinks";
+    if (problem.converts) text += ", from token ids";
     return text;
 }
 
-Runner::Runner(const CaseStep& step, Plan plan) : plan_(std::move(plan)), args_(step.args()) {
+Runner::Runner(const LoadedStep& loaded, Plan plan) : plan_(std::move(plan)), args_(loaded.step.args()) {
+    const CaseStep& step = loaded.step;
+    if (plan_.problem.converts) {
+        args_.indices = loaded.indices.value();
+        args_.sources[0].slots = args_.sources[0].counts = {};
+    }
     out_ = poisoned(plan_.problem.out_dtype, {step.rows, step.heads, value_dims});
     lse_ = poisoned(DType::f32, {step.rows, step.heads});
     args_.out = out_.view();

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "harness/gpu_step.h"
@@ -15,9 +16,13 @@ namespace sparsemla::tool {
 struct LoadedStep {
     Case file;
     CaseStep step;
+    std::optional<ConvertArgs> indices{};  ///< where the case has token ids
 };
 LoadedStep load_step(const std::string& path);
 LoadedStep step_of(Case file);
+
+/// The problem that the step poses; from_ids: decode converts the token ids. Throws Error where the case has none.
+Problem problem_of(const LoadedStep& loaded, bool from_ids);
 
 /// Active columns of each row, over all sources: those before the count whose slot the cache holds.
 std::vector<std::int64_t> active_columns(const CaseStep& step);
@@ -31,8 +36,8 @@ std::string describe(const Problem& problem);
 /// unwritten shows.
 class Runner {
    public:
-    /// The step must outlive the runner.
-    Runner(const CaseStep& step, Plan plan);
+    /// The step must outlive the runner. The plan is of its problem, or of the same one from token ids.
+    Runner(const LoadedStep& loaded, Plan plan);
 
     /// One decode. Returns the seconds it took: on a GPU, between two events around it on its stream.
     double run();

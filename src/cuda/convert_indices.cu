@@ -25,14 +25,18 @@ struct Params {
 };
 
 __global__ void __launch_bounds__(32 * warps) convert(const __grid_constant__ Params params) {
-    __shared__ int kept_of_warp[2][warps];
+    using Converter = RowConverter<warps, columns_of_lane>;
+    __shared__ __align__(4) std::byte kept_of_warps[Converter::kept_bytes], scratch[Converter::scratch_bytes];
     const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
     const std::int64_t row = blockIdx.x;
     std::int32_t* slots = params.slots + row * params.slots_row_stride;
     launch_dependent_grids();
+    Converter converter(params.from, row, warp, lane);
     wait_for_prerequisite_grids();
-    const int kept = convert_row<warps, columns_of_lane>(params.from, row, warp, lane, kept_of_warp,
-                                                         [&](int i, int slot) { slots[i] = slot; });
+    const int kept =
+        converter.run(shared_address(kept_of_warps), shared_address(scratch), [&](bool keeps, int i, int slot) {
+            if (keeps) slots[i] = slot;
+        });
     for (std::int64_t column = std::int64_t{kept} + threadIdx.x; column < params.from.width; column += 32 * warps)
         slots[column] = -1;
     if (threadIdx.x == 0) params.counts[row * params.counts_stride] = kept;

@@ -258,6 +258,7 @@ __global__ void __launch_bounds__(threads, 1) decode(const __grid_constant__ Par
     find_place(params, at);
     set_up(params, at);
     const Inputs<T> inputs = find_inputs(params, at);
+    ConverterOf<T> converter(params.convert, at.row, at.warp, at.lane);
     __syncthreads();  // the barriers are there
     //@ start
     wait_for_prerequisite_grids();
@@ -266,7 +267,7 @@ __global__ void __launch_bounds__(threads, 1) decode(const __grid_constant__ Par
     int slot = load_global_if(inputs.slot != nullptr, inputs.slot, -1);
     int first_active = 0;
     if constexpr (T::converts) {
-        first_active = convert_list(params, at);
+        first_active = convert_list(params, at, converter);
         if (at.multiplies() && inputs.slot == nullptr)
             slot = load_slot(params, at, at.split, Part<true>::column(at, 0));
     }

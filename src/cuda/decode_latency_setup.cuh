@@ -1,6 +1,8 @@
 // decode_latency before its dependency wait: barriers, who this thread is, where it will read first.
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/convert_row.cuh"
 #include "cuda/decode_latency_gather.cuh"
 
@@ -12,6 +14,7 @@ using FirstQuery = QueryLoader<T, multiplying_warps, T::heads / 16>;
 
 template <class T>
 __device__ int divide_by_splits(const Params& params, int number) {
+    if (T::converts && T::splits == 0 && params.splits == 1) return number;
     if constexpr (T::splits > 0) return static_cast<int>(static_cast<unsigned>(number) / T::splits);
     return static_cast<int>(__umulhi(number, params.split_multiplier) >> params.split_shift);
 }
@@ -80,9 +83,6 @@ __device__ Inputs<T> find_inputs(const Params& params, const Place<T>& at) {
     const bool reads = at.multiplies() && (!T::converts || place.second);
     inputs.slot = reads ? slot_pointer(params, at, place) : nullptr;
     asm volatile("" : "+l"(inputs.counts[0]), "+l"(inputs.counts[1]), "+l"(inputs.slot));
-    // Constants come from far, a line at a time.
-    if constexpr (T::converts)
-        asm volatile("" ::"l"(params.convert.ids), "r"(params.convert.pages), "r"(params.converted_offset));
 #pragma unroll
     for (int group = 0; group < FirstQuery<T>::groups; ++group) {
         inputs.query[group] = at.multiplies() ? FirstQuery<T>::pointer(params, at, at.warp, group) : nullptr;
@@ -91,15 +91,22 @@ __device__ Inputs<T> find_inputs(const Params& params, const Place<T>& at) {
     return inputs;
 }
 
-/// Active columns of source 0, whose token ids become slots in shared memory. By all threads of the CTA.
+/// Of the whole CTA.
+using Converter = RowConverter<multiplying_warps + helper_warps, 6>;
+struct NoConverter {
+    __device__ NoConverter(const ConvertView&, std::int64_t, int, int) {}
+};
 template <class T>
-__device__ int convert_list(const Params& params, const Place<T>& at) {
-    constexpr int warps = multiplying_warps + helper_warps, columns_of_lane = 6;
-    static_assert(2 * warps * sizeof(int) <= kept_bytes);
-    auto* kept_of_warp = reinterpret_cast<int(*)[warps]>(__cvta_shared_to_generic(at.base + params.converted_offset));
-    const int kept = convert_row<warps, columns_of_lane>(
-        params.convert, at.row, at.warp, at.lane, kept_of_warp,
-        [&](int i, int slot) { store_shared(converted_slot(params, at, i), static_cast<std::uint32_t>(slot)); });
+using ConverterOf = std::conditional_t<T::converts, Converter, NoConverter>;
+
+/// Active columns of source 0, whose token ids become slots in shared memory. By all threads of the CTA, before a query
+/// is in it: its place serves as scratch.
+template <class T>
+__device__ int convert_list(const Params& params, const Place<T>& at, Converter& converter) {
+    static_assert(Converter::kept_bytes <= kept_bytes && Converter::scratch_bytes <= T::query_bytes);
+    const int kept = converter.run(at.base + params.converted_offset, at.query(), [&](bool keeps, int i, int slot) {
+        store_shared_if(keeps, converted_slot(params, at, i), static_cast<std::uint32_t>(slot));
+    });
     __syncthreads();
     return kept;
 }
