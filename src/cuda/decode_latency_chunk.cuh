@@ -117,7 +117,8 @@ struct WeightStore {
     float scales[2][4];  ///< of a key's groups, in units of their anchors
     float older[4];      ///< what older sums of the groups are worth
 
-    __device__ WeightStore(const Place<T>& at, int stage, Anchors<T>& anchors) {
+    /// Of a stage's groups, which raise the anchors. Needs the records alone.
+    __device__ void find_scales(const Place<T>& at, int stage, Anchors<T>& anchors) {
         if constexpr (T::record.has_groups()) {
 #pragma unroll
             for (int key = 0; key < 2; ++key) {
@@ -159,9 +160,7 @@ struct WeightStore {
 /// are worth now.
 template <class T>
 __device__ void softmax(const Params& params, const Place<T>& at, float score_factor, float p_scale, int stage,
-                        Anchors<T>& anchors, Running (&running)[T::heads_of_warp]) {
-    const WeightStore<T> weights(at, stage, anchors);
-    anchors.take(at, stage, weights.older);
+                        const WeightStore<T>& weights, Running (&running)[T::heads_of_warp]) {
     const int first_head = T::heads_of_warp * at.warp;
     const std::uint32_t present = load_shared_16(at.present(stage) + 2 * at.lane);
     float2 score[T::heads_of_warp];

@@ -283,13 +283,15 @@ __device__ void store_scale_table(const Place<T>& at, int stage, Anchors<T>& anc
         scales[i][3] = pairs.y & 0xFFFF0000;
     }
     const int place = at.lane % 8 / 2 * 16 + at.lane / 16 * 4 + at.lane % 16 / 8 * 2 + at.lane % 2;
+    int largest[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+        largest[j] = __reduce_max_sync(all_lanes, max(exponent_field(scales[0][j]), exponent_field(scales[1][j])));
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-        const int largest =
-            __reduce_max_sync(all_lanes, max(exponent_field(scales[0][j]), exponent_field(scales[1][j])));
-        const float older = Anchors<T>::raise(anchors.fields[j], largest);
+        const float older = Anchors<T>::raise(anchors.fields[j], largest[j]);
         const int block = 4 * at.warp + j;
-        if (at.lane == 0) store_shared(at.block_anchor(stage, block), __int_as_float(anchors.fields[j]), older);
+        store_shared_if(at.lane == 0, at.block_anchor(stage, block), __int_as_float(anchors.fields[j]), older);
         const float factor = Anchors<T>::of_scale(anchors.fields[j]);
         const std::uint32_t halves =
             f32x2_to_f16x2(__uint_as_float(scales[0][j]) * factor, __uint_as_float(scales[1][j]) * factor);

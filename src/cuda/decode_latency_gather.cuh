@@ -176,6 +176,12 @@ __device__ void load_slots(const Params& params, const Place<T>& at, int number,
     for (int pass = 0; pass < P::passes; ++pass) slots[pass] = load_slot(params, at, number, P::column(at, pass));
 }
 
+/// From one record to the next, of forms that lie contiguous in one tensor; 0 of the others.
+template <class T>
+inline constexpr int record_stride = T::record.is_plain()     ? T::d_qk
+                                     : T::record.has_groups() ? stored_layout(T::form).record_bytes
+                                                              : 0;
+
 /// What a column's slot names: nothing, or a record.
 struct Found {
     bool present;
@@ -195,7 +201,7 @@ __device__ Found find_record(const Params& params, const Columns& columns, int s
         present = present && slot - page * source.slots_per_page < source.page_size;
     }
     const std::byte* records = second ? params.sources[1].records : params.sources[0].records;
-    return {present, records + std::int64_t{present ? slot : 0} * T::d_qk};
+    return {present, records + std::int64_t{present ? slot : 0} * record_stride<T>};
 }
 
 /// Gather::copies: 512 bytes of a record by the whole warp at a time, then what is left of eight records. `found`: of

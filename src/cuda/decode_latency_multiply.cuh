@@ -35,9 +35,13 @@ __device__ void weigh_chunk(const Params& params, const Place<T>& at, int stage,
         if (!needs_values) return;
         for (int i = 0; i < 2; ++i) prepare_values(at, stage, i, ahead.bytes[i], partial.anchors, ahead.values[i]);
     };
+    // Scales are found beside the last scores, too, where registers allow.
+    WeightStore<T> weights;
     {
         float scores[T::heads / 2];
         compute_scores(at, stage, scores, [&] {
+            weights.find_scales(at, stage, partial.anchors);
+            if constexpr (T::record.has_blocks() && T::heads == 16) store_scale_table(at, stage, partial.anchors);
             if (!needs_values) return;
             for (int i = 0; i < 2; ++i) fetch_values(at, stage, i, ahead.bytes[i]);
             if constexpr (!later) prepare();
@@ -45,11 +49,12 @@ __device__ void weigh_chunk(const Params& params, const Place<T>& at, int stage,
         //@ scores
         store_scores(at, scores);
     }
-    if constexpr (T::record.has_blocks()) store_scale_table(at, stage, partial.anchors);
+    if constexpr (T::record.has_blocks() && T::heads > 16) store_scale_table(at, stage, partial.anchors);
     sync_multipliers();
     //@ stored
     const float p_scale = T::two_sources ? partial.p_scale : params.p_scale;
-    softmax(params, at, partial.score_factor, p_scale, stage, partial.anchors, partial.running);
+    partial.anchors.take(at, stage, weights.older);
+    softmax(params, at, partial.score_factor, p_scale, stage, weights, partial.running);
     //@ softmax
     fence_async_proxy();
     if constexpr (later) prepare();

@@ -16,6 +16,10 @@ struct RecordParts {
 
 template <class T>
 __device__ RecordParts find_parts(const Params& params, const Columns& columns, int slot, int number, int column) {
+    if constexpr (record_stride < T >> 0) {
+        const Found found = find_record<T>(params, columns, slot, number, column);
+        return {found.present, found.record, nullptr};
+    }
     const bool second = columns.is_second(number);
     const SourceView& source = params.sources[second ? 1 : 0];
     const int in_list = (second ? number - columns.second_begin : number) * chunk_keys + column;

@@ -288,6 +288,17 @@ __device__ inline void store_shared_if(bool wanted, SharedAddress to, std::uint3
         : "memory");
 }
 
+__device__ inline void store_shared_if(bool wanted, SharedAddress to, float x, float y) {
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "setp.ne.b32 p, %0, 0;\n"
+        "@p st.shared.v2.f32 [%1], {%2, %3};\n"
+        "}" ::"r"(static_cast<std::uint32_t>(wanted)),
+        "r"(to), "f"(x), "f"(y)
+        : "memory");
+}
+
 __device__ inline void store_shared(SharedAddress to, float value) {
     asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(value) : "memory");
 }
