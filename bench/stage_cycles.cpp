@@ -31,7 +31,7 @@ constexpr int decodes = 64;
 struct Flags {
     std::int64_t rows = 5, heads = 96, width = 2048, active = 256;
     int splits = 0, tile_heads = 0, stages = 0, cluster_tiles = 0;
-    std::string gather, transport, trigger, query = "f8_e4m3", record = "fp8";
+    std::string gather, transport, trigger, query = "f8_e4m3", record = STAMPED_PLAIN ? "fp8" : "fp8_ds_mla";
 };
 
 Flags parse(int argc, char** argv) {
@@ -49,7 +49,9 @@ Flags parse(int argc, char** argv) {
     app.add_option("--transport", flags.transport)->check(CLI::IsMember({"stores", "bulk", "weights"}));
     app.add_option("--trigger", flags.trigger)->check(CLI::IsMember({"start", "loaded", "end"}));
     app.add_option("--query", flags.query)->check(CLI::IsMember({"f8_e4m3", "bf16"}));
-    app.add_option("--record", flags.record, "as in case files; bench_stage_cycles takes fp8, ..._forms the others");
+    app.add_option("--record", flags.record,
+                   STAMPED_PLAIN ? "fp8, the only one; bench_stage_cycles_forms takes the others"
+                                 : "any but fp8, which bench_stage_cycles takes");
     try {
         app.parse(argc, argv);
     } catch (const CLI::ParseError& error) {
@@ -79,7 +81,10 @@ Case case_of(const Flags& flags) {
     recipe.rows = flags.rows;
     recipe.heads = flags.heads;
     recipe.query_dtype = flags.query == "bf16" ? DType::bf16 : DType::f8_e4m3;
-    const RecordLayout& layout = flags.record == "fp8" ? layout_of(Record::fp8_576) : find_layout(flags.record, 0);
+    const bool plain = flags.record == "fp8";
+    if (plain != bool{STAMPED_PLAIN})
+        throw Error(ErrorKind::invalid_argument, "--record", "one whose kernel has stamps here", flags.record);
+    const RecordLayout& layout = plain ? layout_of(Record::fp8_576) : find_layout(flags.record, 0);
     recipe.sources = {{.record = layout.record, .form = layout.default_form(), .width = flags.width}};
     recipe.counts = harness::CountsRecipe::list;
     recipe.counts_list.assign(static_cast<std::size_t>(flags.rows), static_cast<std::int32_t>(flags.active));

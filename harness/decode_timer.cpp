@@ -99,7 +99,7 @@ Problem ChainShape::problem(Device device) const {
                                    .split_rope = false,
                                    .width = source.width});
     problem.query_dtype = query_dtype;
-    problem.converts = conversion == Conversion::fused;
+    problem.from_ids = conversion == Conversion::within;
     problem.sinks = sinks;
     problem.device = device;
     return problem;
@@ -325,7 +325,7 @@ void DecodeTimer::load(const ChainShape& shape, int calls) {
     const auto elements = static_cast<std::size_t>(parts.lse_elements());
     parts.out.reserve(parts.device, elements * value_dims * sizeof(std::uint16_t));
     parts.lse.reserve(parts.device, elements * sizeof(float));
-    if (shape.conversion == Conversion::launched)
+    if (shape.conversion == Conversion::before)
         parts.converted.reserve(parts.device,
                                 parts.slots_bytes() + static_cast<std::size_t>(shape.rows) * sizeof(std::int32_t));
 }
@@ -344,7 +344,7 @@ ConvertArgs DecodeTimer::indices(int call) const {
         .sharding = parts.sharding(),
         .slots = {},
         .counts = {}};
-    if (shape.conversion == Conversion::fused) return args;
+    if (shape.conversion == Conversion::within) return args;
     args.slots = dense(parts.converted.data(), DType::i32, {shape.rows, shape.sources[0].width}, parts.device);
     args.counts = dense(parts.converted.data() + parts.slots_bytes(), DType::i32, {shape.rows}, parts.device);
     return args;
@@ -367,7 +367,7 @@ DecodeArgs DecodeTimer::args(int call) const {
     }
     if (shape.conversion != Conversion::none) {
         const ConvertArgs converted = indices(call);
-        if (shape.conversion == Conversion::fused) args.indices = converted;
+        if (shape.conversion == Conversion::within) args.indices = converted;
         args.sources[0].slots = converted.slots;
         args.sources[0].counts = converted.counts;
     }
@@ -381,7 +381,7 @@ DecodeArgs DecodeTimer::args(int call) const {
 }
 
 void DecodeTimer::step(const Plan& plan, int call, Stream stream) const {
-    if (parts_->shape.conversion == Conversion::launched) convert_indices(indices(call), stream);
+    if (parts_->shape.conversion == Conversion::before) convert_indices(indices(call), stream);
     decode(plan, args(call), stream);
 }
 

@@ -32,7 +32,7 @@ struct ChainSource {
 
 /// Where source 0's slots and counts come from: they are there; by convert_indices before each decode; or from token
 /// ids that decode itself converts.
-enum class Conversion : std::uint8_t { none, launched, fused };
+enum class Conversion : std::uint8_t { none, before, within };
 
 /// The size of a decode step.
 struct ChainShape {

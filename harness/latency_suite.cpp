@@ -57,8 +57,8 @@ void add_large(std::vector<LatencyShape>& list) {
 void add_conversions(std::vector<LatencyShape>& list) {
     for (const auto& [heads, rows, active] : {std::tuple{96, 5, 256}, {96, 10, 256}, {16, 1, 256}, {16, 5, 2048}})
         for (const auto& [group, conversion] : {std::pair{"slots", Conversion::none},
-                                                {"converted", Conversion::launched},
-                                                {"fused", Conversion::fused}}) {
+                                                {"converted", Conversion::before},
+                                                {"from_ids", Conversion::within}}) {
             ChainShape shape = flat(heads, rows, active);
             shape.conversion = conversion;
             shape.world = shape.sources[0].width / active;

@@ -1,4 +1,5 @@
-// The decode steps whose latency on a GPU is measured: what users run at small batches, large batches for comparison,
+// The decode steps whose latency on a GPU is measured: what users run at small batches, the same from token ids, large
+// batches for comparison,
 // and the neighbourhood of every boundary of the plan's choices.
 #pragma once
 

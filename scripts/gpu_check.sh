@@ -114,7 +114,7 @@ tests() {
         gpu_tilings_test gpu_balanced_test gpu_wide_test gpu_verbs_test gpu_soak_test); do
         run_gtest "$name" '*' "$logs/$name.log" 1
     done
-    local contract=(decode_test determinism_test problems_test kinds_softmax_test kinds_lists_test)
+    local contract=(decode_test determinism_test from_ids_test problems_test kinds_softmax_test kinds_lists_test)
     if ((!quick)); then
         contract+=($(cd "$bin" && ls -d kinds_*_test decode_*_test engine_test allocation_test reference_test 2>/dev/null))
     fi
@@ -148,7 +148,8 @@ golden() {
 check_case() {
     local file=$1 name log status
     name=$(basename "$file" .safetensors)
-    log=$logs/check_$name.log
+    name+=${2:+ ${*:2}}
+    log=$logs/check_${name// /}.log
     timeout 600 "$bin/sparsemla" check "$file" --device "$device" --kernel all "${@:2}" >"$log" 2>&1
     status=$?
     if [[ $status == 0 ]]; then
@@ -177,6 +178,14 @@ check() {
             say_failed "FAIL gen generated_$i" "$logs/gen_$i.log"
         fi
     done
+    # Token ids: slots converted before, and within decode.
+    local ids=$generated/token_ids.safetensors
+    if "$bin/sparsemla" gen "$ids" --record fp8 --rows 5 --heads 96 --width 2048 --token-ids --world 8 --rank 3 --seed 9 >"$logs/gen_ids.log" 2>&1; then
+        check_case "$ids"
+        check_case "$ids" --from-ids
+    else
+        say_failed "FAIL gen token_ids" "$logs/gen_ids.log"
+    fi
     rm -rf "$generated"
     [[ -n $cases ]] || return
     local file
@@ -226,6 +235,7 @@ sanitizers() {
         sanitize "$tool" determinism_test '*PositionAndBatchmates*'
         sanitize "$tool" gpu_balanced_test '*OneLongRow*:*FewerRows*'
         sanitize "$tool" gpu_wide_test '*OneRow*:*FewerRows*:*TwoSources*'
+        sanitize "$tool" from_ids_test '*'
         sanitize "$tool" gpu_graph_test '*AFirstCall*:*ManyCalls*'
         sanitize "$tool" gpu_verbs_test '*'
         ((quick)) && continue

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "check.h"
+#include "indices_check.h"
 #include "kernels.h"
 
 namespace sparsemla {
@@ -58,10 +59,10 @@ SourceParams check_source(const Plan& plan, const DecodeArgs& args, std::size_t 
     const std::string counts = source_argument(i, "counts");
     const std::string k_scale = source_argument(i, "k_scale");
     check_cache(source.cache, planned, device, source_argument(i, "cache"));
-    const bool converts = i == 0 && plan.problem.converts;
-    check_presence(slots, !converts, source.slots.present());
-    if (converts) check_presence(counts, false, source.counts.present());
-    if (!converts)
+    const bool from_ids = i == 0 && plan.problem.from_ids;
+    check_presence(slots, !from_ids, source.slots.present());
+    if (from_ids) check_presence(counts, false, source.counts.present());
+    if (!from_ids)
         check_tensor(source.slots,
                      {.argument = slots,
                       .dtypes = {DType::i32},
@@ -140,7 +141,7 @@ void check_memory_apart(const Plan& plan, const DecodeArgs& args) {
     for (std::size_t i = 0; i < plan.problem.sources.size(); ++i) {
         const SourceArgs& source = args.sources[i];
         for (const Region& region : detail::regions_of(source.cache, caches[i])) inputs.push_back(region);
-        if (i == 0 && plan.problem.converts) {
+        if (i == 0 && plan.problem.from_ids) {
             for (const Region& region : detail::regions_of(args.indices, args.rows)) inputs.push_back(region);
             continue;
         }
@@ -181,6 +182,13 @@ void check_lists(const DecodeParams& params, std::size_t i) {
     }
 }
 
+void check_no_indices(const ConvertArgs& indices) {
+    check_presence("token_ids", false, indices.token_ids.present());
+    check_presence("block_table", false, indices.block_table.present());
+    check_presence("request_of_row", false, indices.request_of_row.present());
+    check_presence("lengths", false, indices.lengths.present());
+}
+
 DecodeParams check_call(const Plan& plan, const DecodeArgs& args) {
     const Problem& problem = plan.problem;
     check_tensors(plan, args);
@@ -214,36 +222,19 @@ DecodeParams check_call(const Plan& plan, const DecodeArgs& args) {
                         .workspace = static_cast<std::byte*>(args.workspace.data),
                         .state = static_cast<std::byte*>(args.state.data)};
     for (std::size_t i = 0; i < problem.sources.size(); ++i) params.sources[i] = check_source(plan, args, i);
-    if (problem.converts)
+    if (problem.from_ids)
         params.indices =
             detail::check_indices(args.indices, params.sources[0].cache, args.rows, params.sources[0].width);
     else
-        check_presence("token_ids", false, args.indices.token_ids.present());
+        check_no_indices(args.indices);
     check_memory(args.workspace, plan.workspace_bytes, "workspace");
     check_memory(args.state, plan.state_bytes, "state");
     check_memory_apart(plan, args);
     if (args.validate && problem.device.kind != Device::Kind::cpu)
         refuse("validate", "false on a GPU: it reads the lists on the host", "true");
     if (args.validate)
-        for (std::size_t i = problem.converts ? 1 : 0; i < problem.sources.size(); ++i) check_lists(params, i);
+        for (std::size_t i = problem.from_ids ? 1 : 0; i < problem.sources.size(); ++i) check_lists(params, i);
     return params;
-}
-
-/// A CPU kernel's source 0 from its token ids, into the end of the workspace.
-void convert_lists(DecodeParams& params) {
-    SourceParams& source = params.sources[0];
-    auto* lists = reinterpret_cast<std::int32_t*>(params.workspace + params.plan->workspace_bytes -
-                                                  detail::converted_bytes(params.plan->problem));
-    detail::ConvertParams& indices = params.indices;
-    indices.counts = lists;
-    indices.counts_stride = 1;
-    indices.slots = lists + params.plan->problem.rows;
-    indices.slots_row_stride = source.width;
-    detail::convert_indices_cpu(indices);
-    source.slots = indices.slots;
-    source.slots_row_stride = indices.slots_row_stride;
-    source.counts = indices.counts;
-    source.counts_stride = indices.counts_stride;
 }
 
 const detail::Kernel& kernel_of(const Plan& plan) {
@@ -266,7 +257,7 @@ void decode(const Plan& plan, const DecodeArgs& args, Stream stream) {
                std::to_string(args.rows));
     if (args.rows == 0 || plan.problem.heads == 0) return;
     DecodeParams params = check_call(plan, args);
-    if (plan.problem.converts && kernel.device == Device::Kind::cpu) convert_lists(params);
+    if (plan.problem.from_ids && kernel.device == Device::Kind::cpu) detail::convert_to_workspace(params);
     kernel.decode(params, stream);
 }
 

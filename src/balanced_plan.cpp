@@ -155,8 +155,8 @@ int balanced_ctas(const Problem& problem, const DeviceSpec& device, int heads, i
 }
 
 std::optional<std::string> refuse_token_ids(const Problem& problem) {
-    if (!problem.converts) return std::nullopt;
-    return must_be("converts", "false: it takes slots, which convert_indices makes of token ids", "true");
+    if (!problem.from_ids) return std::nullopt;
+    return must_be("from_ids", "false: it takes slots, which convert_indices makes of token ids", "true");
 }
 
 std::optional<std::string> refuse_chunks(const Problem& problem, int heads) {

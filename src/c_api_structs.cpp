@@ -176,7 +176,7 @@ Problem to_problem(const sparsemla_problem* given) {
                    .lse_base = to_enum<LseBase>(problem.lse_base, 2, "problem.lse_base"),
                    .out_dtype = to_dtype(problem.out_dtype, "problem.out_dtype"),
                    .device = to_device(problem.device_kind, problem.device_index, "problem")};
-    result.converts = to_flag(problem.converts, "problem.converts");
+    result.from_ids = to_flag(problem.from_ids, "problem.from_ids");
     check_reserved(problem.reserved, "problem.reserved");
     check_value(problem.num_sources, 3, "problem.num_sources");
     for (std::int32_t i = 0; i < problem.num_sources; ++i) {

@@ -92,7 +92,7 @@ std::string Plan::describe() const {
          << (problem.lse ? sparsemla::name(problem.lse_base) : "none") << (problem.sinks ? ", sinks" : "") << '\n';
     for (std::size_t i = 0; i < problem.sources.size(); ++i)
         text << "source " << i << "   " << source_line(problem.sources[i])
-             << (i == 0 && problem.converts ? ", from token ids" : "") << '\n';
+             << (i == 0 && problem.from_ids ? ", from token ids" : "") << '\n';
     text << "device     " << to_string(device.device) << " (" << device.name;
     if (device.device.kind == Device::Kind::cpu) text << ", threads " << device.threads;
     text << ")\n"

@@ -20,6 +20,8 @@ void sort_unique(std::vector<std::int64_t>& values) {
 
 EngineConfig checked(EngineConfig config) {
     if (config.problem.sources.empty()) refuse("sources", "one or two sources", "0");
+    if (config.problem.from_ids)
+        refuse("problem.from_ids", "false: from_ids of the engine's config asks for it", "true");
     if (config.row_capacities.empty()) refuse("row_capacities", "at least one", "none");
     if (config.widths.empty()) config.widths = {config.problem.sources[0].width};
     sort_unique(config.row_capacities);
@@ -30,8 +32,8 @@ EngineConfig checked(EngineConfig config) {
     return config;
 }
 
-/// Options that give another problem the plan's schedule and tiling.
-PlanOptions options_of(const Plan& plan, bool with_stages) {
+/// Options that give another problem the plan's schedule, and its tiling where that is asked for.
+PlanOptions options_of(const Plan& plan, bool with_tiling) {
     const Schedule& schedule = plan.schedule;
     PlanOptions options{.kernel = schedule.kernel,
                         .p_format = schedule.p_format,
@@ -40,9 +42,9 @@ PlanOptions options_of(const Plan& plan, bool with_stages) {
                         .splits = schedule.splits,
                         .columns = schedule.columns,
                         .chunk = schedule.chunk};
-    if (!plan.tiling) return options;
+    if (!plan.tiling || !with_tiling) return options;
     options.tile_heads = plan.tiling->heads;
-    if (with_stages) options.stages = plan.tiling->stages;
+    options.stages = plan.tiling->stages;
     options.cluster_tiles = plan.tiling->cluster_tiles;
     options.gather = plan.tiling->gather;
     options.transport = plan.tiling->transport;
@@ -66,27 +68,31 @@ void Engine::add_entry(std::int64_t rows, std::int64_t width) {
     Problem problem = config_.problem;
     problem.rows = rows;
     problem.sources[0].width = width;
-    problem.converts = false;
-    Entry entry{rows, width, &plans_->plan(problem, device_, config_.options), nullptr, "not asked for"};
-    // Slots may leave less room for stages, which change no bit.
-    for (const bool with_stages : {true, false}) {
-        if (!config_.fuses_conversion || entry.fused != nullptr) break;
-        problem.converts = true;
-        PlanOptions options = options_of(*entry.plan, with_stages);
+    Entry entry{rows, width, &plans_->plan(problem, device_, config_.options), nullptr, ""};
+    problem.from_ids = config_.from_ids;
+    // The tiling, which changes no bit, may need more memory than the slots leave, or a kernel that there is not; and a
+    // kernel may take no wish about what it has only one of.
+    PlanOptions named = config_.options;
+    named.kernel = entry.plan->schedule.kernel;
+    for (PlanOptions options : {options_of(*entry.plan, true), options_of(*entry.plan, false), named}) {
+        if (!config_.from_ids || entry.from_ids != nullptr) break;
         options.usual_columns = config_.options.usual_columns;
         options.allow_unverified = config_.options.allow_unverified;
-        const std::optional<std::string> refused = refusal(problem, device_, options);
-        if (refused)
-            entry.not_fused = *refused;
-        else
-            entry.fused = &plans_->plan(problem, device_, options);
+        if (const std::optional<std::string> refused = refusal(problem, device_, options)) {
+            if (entry.refused.empty()) entry.refused = *refused;
+        } else if (make_plan(problem, device_, options).schedule == entry.plan->schedule) {
+            entry.from_ids = &plans_->plan(problem, device_, options);
+        }
     }
+    if (!config_.from_ids) entry.refused = "not asked for";
     entries_.push_back(std::move(entry));
 }
 
 const Plan& Engine::plan_for(std::int64_t rows, std::int64_t width) const { return *entry_for(rows, width).plan; }
 
-const Plan* Engine::fused_plan_for(std::int64_t rows, std::int64_t width) const { return entry_for(rows, width).fused; }
+const Plan* Engine::from_ids_plan_for(std::int64_t rows, std::int64_t width) const {
+    return entry_for(rows, width).from_ids;
+}
 
 const Engine::Entry& Engine::entry_for(std::int64_t rows, std::int64_t width) const {
     const std::int64_t most_rows = config_.row_capacities.back();
@@ -125,15 +131,18 @@ void Engine::run(const ConvertArgs& indices, DecodeArgs args, Stream stream) con
         plan_for(args.rows, indices.token_ids.shape[1]);  // refuses before anything is converted
     }
     check_prepared(*plans_);
-    const Plan* fused = indices.token_ids.present() ? fused_plan_for(args.rows, indices.token_ids.shape[1]) : nullptr;
-    if (fused != nullptr) {
+    const Plan* plan = indices.token_ids.present() ? from_ids_plan_for(args.rows, indices.token_ids.shape[1]) : nullptr;
+    if (plan != nullptr) {
         args.indices = indices;
         args.indices.sharding = config_.sharding;
         args.indices.slots = args.indices.counts = {};
         args.sources[0].slots = args.sources[0].counts = {};
-        return decode_on(*fused, std::move(args), stream);
+        return decode_on(*plan, std::move(args), stream);
     }
-    convert(indices, stream);
+    args.indices = {};
+    ConvertArgs conversion = indices;
+    conversion.cache = args.sources[0].cache;
+    convert(conversion, stream);
     args.sources[0].slots = indices.slots;
     args.sources[0].counts = indices.counts;
     decode(args, stream);
@@ -144,7 +153,10 @@ std::string Engine::explain() const {
     for (const Entry& entry : entries_)
         text << "rows <= " << entry.rows << ", width " << entry.width << '\n'
              << entry.plan->describe() << "token ids  "
-             << (entry.fused != nullptr ? "converted within decode" : "converted before: " + entry.not_fused) << "\n\n";
+             << (entry.from_ids == nullptr ? "converted before: " + entry.refused
+                 : entry.from_ids->tiling  ? "converted within decode: " + to_string(*entry.from_ids->tiling)
+                                           : std::string("converted within decode"))
+             << "\n\n";
     return text.str();
 }
 

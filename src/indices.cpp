@@ -6,7 +6,7 @@
 
 #include "check.h"
 #include "gpu.h"
-#include "kernels.h"
+#include "indices_check.h"
 
 namespace sparsemla {
 
@@ -123,6 +123,23 @@ detail::ConvertParams detail::check_indices(ConvertArgs args, const CacheView& c
     ConvertParams params = resolve(args);
     params.rows = rows;
     return params;
+}
+
+void detail::convert_to_workspace(DecodeParams& params) {
+    const Problem& problem = params.plan->problem;
+    auto* counts =
+        reinterpret_cast<std::int32_t*>(params.workspace + params.plan->workspace_bytes - converted_bytes(problem));
+    ConvertParams& indices = params.indices;
+    indices.counts = counts;
+    indices.counts_stride = 1;
+    indices.slots = counts + problem.rows;
+    indices.slots_row_stride = indices.width;
+    convert_indices_cpu(indices);
+    SourceParams& source = params.sources[0];
+    source.slots = indices.slots;
+    source.slots_row_stride = indices.slots_row_stride;
+    source.counts = indices.counts;
+    source.counts_stride = indices.counts_stride;
 }
 
 void convert_indices(const ConvertArgs& args, Stream stream) {

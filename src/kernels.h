@@ -8,7 +8,6 @@
 #include <string>
 #include <string_view>
 
-#include "check.h"
 #include "sparsemla/decode.h"
 #include "sparsemla/indices.h"
 
@@ -58,7 +57,7 @@ struct DecodeParams {
 
     SourceParams sources[2];
     int num_sources = 0;
-    ConvertParams indices;  ///< token ids instead of source 0's slots and counts, where the problem converts
+    ConvertParams indices;  ///< token ids instead of source 0's slots and counts, where the problem is one from ids
 
     const float* sinks = nullptr;  ///< null: no sink term
     std::int64_t sinks_stride = 0;
@@ -156,15 +155,6 @@ struct QuantizeParams {
     std::int64_t in_row_stride = 0, in_head_stride = 0, out_row_stride = 0, out_head_stride = 0;
     float q_scale = 1;
 };
-
-/// convert_indices for decode, which keeps slots and counts to itself: the call with this cache and these first rows,
-/// without outputs. Throws Error as convert_indices does, and where slots or counts are given.
-ConvertParams check_indices(ConvertArgs args, const CacheView& cache, std::int64_t rows, std::int64_t width);
-/// What such a call reads.
-Regions regions_of(const ConvertArgs& args, std::int64_t rows);
-
-/// What a CPU kernel's workspace has at its end for source 0's slots and counts, where the problem converts.
-std::size_t converted_bytes(const Problem& problem);
 
 void convert_indices_cpu(const ConvertParams& params);
 void merge_cpu(const MergeArgs& args);

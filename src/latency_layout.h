@@ -60,12 +60,12 @@ struct SharedLayout {
     std::size_t inbox = 0;      ///< f32 [splits][units of this CTA][heads / 8][32 lanes][4], or P of each split
     std::size_t stages = 0;     ///< bytes [stages][stage_bytes]
     std::size_t slices = 0;     ///< bytes [splits - 1][chunk_keys][slice_pitch], in place of all stages but the first
-    std::size_t converted = 0;  ///< i32 [2][warps], kept by each warp, then [converted_columns], the row's slots
+    std::size_t converted = 0;  ///< where token ids are converted: at converted_slots_offset i32 [converted_columns]
     std::size_t bytes = 0;
 };
 
-/// Bytes before the slots in SharedLayout::converted.
-inline constexpr std::size_t kept_bytes = 128;
+/// Of the row's slots in SharedLayout::converted; before them two numbers of each warp (RowConverter::kept_bytes).
+inline constexpr std::size_t converted_slots_offset = round_up(2 * (threads / 32) * 4, 128);
 
 /// What depends on splits, stages and transport comes last.
 constexpr SharedLayout shared_layout(const SharedShape& shape) {
@@ -85,7 +85,7 @@ constexpr SharedLayout shared_layout(const SharedShape& shape) {
                                 layout.slices + std::size_t(shape.splits - 1) * chunk_keys * slice_pitch(shape.splits));
     layout.converted = layout.bytes;
     if (shape.converted_columns > 0)
-        layout.bytes += round_up(kept_bytes + 4 * static_cast<std::size_t>(shape.converted_columns), 128);
+        layout.bytes += round_up(converted_slots_offset + 4 * static_cast<std::size_t>(shape.converted_columns), 128);
     return layout;
 }
 

@@ -33,7 +33,7 @@ SharedLayout shared_of(const Problem& problem, const Layout& layout) {
                           .splits = layout.splits,
                           .stages = layout.stages,
                           .exchanges_weights = layout.transport == Transport::weights,
-                          .converted_columns = problem.converts ? problem.sources[0].width : 0});
+                          .converted_columns = problem.from_ids ? problem.sources[0].width : 0});
 }
 
 bool fits_shared_memory(const Problem& problem, const DeviceSpec& device, const Layout& layout) {
@@ -46,6 +46,12 @@ bool fits_stages(const Problem& problem, const Layout& layout) {
     return std::size_t{units} * layout.heads / 8 * quad_bytes <= room;
 }
 
+/// A kernel for each number of splits that exchanges P; two sources from token ids have none, being few
+/// (decode_latency_from_ids.cu).
+bool may_exchange_weights(const Problem& problem, int splits) {
+    return can_exchange_weights(splits) && !(problem.from_ids && problem.sources.size() > 1);
+}
+
 /// Weights where a usual row can exchange them.
 Layout with_transport(Layout layout, const Problem& problem, const DeviceSpec& device, const PlanOptions& options) {
     if (options.transport) {
@@ -53,9 +59,8 @@ Layout with_transport(Layout layout, const Problem& problem, const DeviceSpec& d
         return layout;
     }
     layout.transport = Transport::weights;
-    if (!stage_layout(form_of(problem)).is_plain() || !can_exchange_weights(layout.splits) ||
-        (problem.converts && problem.sources.size() > 1) || usual_chunks(problem, options) > layout.splits ||
-        !fits_shared_memory(problem, device, layout))
+    if (!stage_layout(form_of(problem)).is_plain() || !may_exchange_weights(problem, layout.splits) ||
+        usual_chunks(problem, options) > layout.splits || !fits_shared_memory(problem, device, layout))
         layout.transport = Transport::stores;
     return layout;
 }
@@ -86,19 +91,19 @@ std::optional<std::string> refuse_layout(const Problem& problem, const DeviceSpe
     if (!stage_layout(form_of(problem)).is_plain() && layout.cluster_tiles > 1)
         return must_be("cluster_tiles", "1 with records of scales or BF16 values",
                        std::to_string(layout.cluster_tiles));
-    if (layout.transport == Transport::weights && problem.converts && problem.sources.size() > 1)
-        return must_be("transport", "stores or bulk with token ids beside a second source", "weights");
     if (layout.transport == Transport::weights && !can_exchange_weights(layout.splits))
         return must_be("splits", "2, 4 or 8 with transport weights", std::to_string(layout.splits));
+    if (layout.transport == Transport::weights && !may_exchange_weights(problem, layout.splits))
+        return must_be("transport", "stores or bulk with token ids beside a second source", "weights");
     if (layout.transport == Transport::bulk && !fits_stages(problem, layout))
         return must_be("transport", "stores where the partial sums do not fit the stages (tile_heads / 16 <= stages)",
                        "bulk");
     if (!fits_shared_memory(problem, device, layout))
         return must_be(
-            problem.converts ? "tile_heads, stages and the width of token ids" : "tile_heads and stages",
+            problem.from_ids ? "tile_heads, stages and the width of token ids" : "tile_heads and stages",
             "such that a CTA needs at most " + std::to_string(device.shared_memory_bytes) + " bytes of shared memory",
             std::to_string(layout.heads) + " and " + std::to_string(layout.stages) +
-                (problem.converts ? " and " + std::to_string(problem.sources[0].width) : "") + ", which need " +
+                (problem.from_ids ? " and " + std::to_string(problem.sources[0].width) : "") + ", which need " +
                 std::to_string(shared_of(problem, layout).bytes));
     if (problem.rows > max_grid_x / layout.splits)
         return must_be(

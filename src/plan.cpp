@@ -6,6 +6,7 @@
 #include <cstdio>
 
 #include "check.h"
+#include "indices_check.h"
 #include "kernels.h"
 
 namespace sparsemla {
@@ -56,7 +57,10 @@ void check_problem(const Problem& problem) {
     if (problem.sources.empty() || problem.sources.size() > 2)
         refuse("sources", "one or two sources", std::to_string(problem.sources.size()));
     for (std::size_t i = 0; i < problem.sources.size(); ++i) check_source(problem.sources[i], i);
-    if (problem.converts && problem.sources[0].count_offset != 0)
+    constexpr std::int64_t most_ids = std::int64_t{1} << 56;
+    if (problem.from_ids && problem.rows * (1 + problem.sources[0].width) > most_ids)
+        refuse("rows", "rows * (1 + width) of at most 2^56 from token ids", std::to_string(problem.rows));
+    if (problem.from_ids && problem.sources[0].count_offset != 0)
         refuse("sources[0].count_offset", "0 with token ids, whose converted counts start at column 0",
                std::to_string(problem.sources[0].count_offset));
     for (const SourceProblem& source : problem.sources)
@@ -185,11 +189,6 @@ void check_device(const Problem& problem, const DeviceSpec& device) {
 }
 
 }  // namespace
-
-std::size_t detail::converted_bytes(const Problem& problem) {
-    if (!problem.converts) return 0;
-    return static_cast<std::size_t>(problem.rows * (1 + problem.sources[0].width)) * sizeof(std::int32_t);
-}
 
 std::int64_t d_qk(const Problem& problem) {
     return problem.sources.empty() ? 0 : layout_of(problem.sources.front().record).d_qk();

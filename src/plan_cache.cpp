@@ -17,7 +17,7 @@ auto key(const SourceProblem& source) {
 
 bool same(const Problem& a, const Problem& b) {
     auto fields = [](const Problem& p) {
-        return std::tuple(p.rows, p.heads, p.query_dtype, p.converts, p.sinks, p.lse, p.lse_base, p.out_dtype,
+        return std::tuple(p.rows, p.heads, p.query_dtype, p.from_ids, p.sinks, p.lse, p.lse_base, p.out_dtype,
                           p.device.kind, p.device.index);
     };
     return fields(a) == fields(b) &&

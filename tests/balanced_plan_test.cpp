@@ -97,6 +97,9 @@ TEST_F(BalancedPlan, WishesAreHonouredOrRefusedByName) {
     names({.cluster_tiles = 2}, "cluster_tiles must be 1");
     names({.transport = Transport::weights}, "transport must be stores, got weights");
     names({.tile_heads = 32, .stages = 4}, "tile_heads and stages must be such that a CTA needs at most 232448 bytes");
+    Problem ids = problem_of(4, 64, {512});
+    ids.from_ids = true;
+    EXPECT_NE(refused(ids, {}).find("from_ids must be false"), std::string::npos) << refused(ids, {});
     EXPECT_NE(refused(problem_of(10'000'000, 128, {16384}), {}).find("rows must be 0 .. "), std::string::npos);
 }
 

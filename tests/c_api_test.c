@@ -143,7 +143,7 @@ static void test_decode_from_ids(const char* kernel, double bound) {
     indices.block_table = TENSOR(table, SPARSEMLA_I32, 1, 1);
     indices.request_of_row = TENSOR(request, SPARSEMLA_I32, rows);
     indices.world = 2;
-    s->problem.converts = 1;
+    s->problem.from_ids = 1;
     make_plan(s, kernel);
     poison_outputs(s);
     s->args.indices = &indices;

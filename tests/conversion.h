@@ -141,12 +141,23 @@ inline Conversion random_conversion(std::mt19937_64& bits, std::int64_t width) {
         c.cache.page_size = 61;
         c.sharding.interleave = below(2) == 0 ? 1 : 61;
     }
+    if (below(6) == 0) {  // more ranks than ids, or turns that no id reaches
+        constexpr std::int64_t most = (std::int64_t{1} << 31) - 1;
+        c.sharding.world = below(2) == 0 ? most - below(3) : most / c.sharding.interleave + below(2);
+        c.sharding.rank = below(2) == 0 ? below(3) : most / c.sharding.interleave - below(3);
+        c.sharding.rank = std::clamp<std::int64_t>(c.sharding.rank, 0, c.sharding.world - 1);
+    }
     c.max_pages = 1 + below(40);
     c.cache.pages = 1 + below(60);
     if (below(2) == 0) c.cache.slots_per_page = c.cache.page_size + below(100);
-    const std::int64_t tokens = c.max_pages * c.cache.page_size * c.sharding.world;
-    for (std::int64_t i = 0; i < c.rows * c.width; ++i)
-        c.ids.push_back(static_cast<std::int32_t>(below(tokens + tokens / 8 + 4) - 3));
+    constexpr std::int64_t ids = std::int64_t{1} << 31;
+    const std::int64_t tokens = std::min(c.max_pages * c.cache.page_size * c.sharding.world, ids * 7 / 8);
+    const std::int64_t first = c.sharding.rank * c.sharding.interleave;  // that the rank holds
+    for (std::int64_t i = 0; i < c.rows * c.width; ++i) {
+        std::int64_t id = below(tokens + tokens / 8 + 4) - 3;
+        if (below(8) == 0) id = std::min(first + below(2 * c.sharding.interleave + 4) - 2, ids - 1);
+        c.ids.push_back(static_cast<std::int32_t>(id));
+    }
     for (std::int64_t i = 0; i < c.requests * c.max_pages; ++i)
         c.table.push_back(static_cast<std::int32_t>(below(c.cache.pages + 4) - 2));
     for (std::int64_t i = 0; i < c.rows; ++i)

@@ -91,6 +91,38 @@ TEST(DecodeTimer, CallsReadRecordsOfTheirOwn) {
     }
 }
 
+// What conversion keeps of a call's token ids are the slots that the call has without, in any order, among ids of other
+// ranks; and decode from ids runs.
+TEST(DecodeTimer, TokenIdsNameTheSameRecords) {
+    for (const std::int64_t world : {1, 8})
+        for (const Conversion conversion : {Conversion::before, Conversion::within}) {
+            ChainShape shape = one_source();
+            DecodeTimer plain({}, small);
+            plain.load(shape, 3);
+            plain.cold(plan_of(shape), 1);
+            shape.conversion = conversion;
+            shape.world = world;
+            DecodeTimer timer({}, small);
+            timer.load(shape, 3);
+            timer.cold(plan_of(shape), 1);
+            for (int call = 0; call <= 3; ++call) {
+                ConvertArgs indices = timer.indices(call);
+                std::vector<std::int32_t> slots(300, -99), counts(3, -99);
+                indices.slots = dense(slots.data(), DType::i32, {3, 100});
+                indices.counts = dense(counts.data(), DType::i32, {3});
+                convert_indices(indices);
+                EXPECT_EQ(counts, (std::vector<std::int32_t>{70, 70, 70}));
+                std::vector<std::int32_t> expected = list_of(plain.args(call), 0);
+                for (auto* list : {&slots, &expected})
+                    for (std::int64_t row = 0; row < 3; ++row)
+                        std::sort(list->begin() + row * 100, list->begin() + (row + 1) * 100);
+                EXPECT_EQ(slots, expected);
+                EXPECT_EQ(timer.args(call).sources[0].slots.present(), conversion == Conversion::before);
+            }
+            timer.warm(plan_of(shape), 2, 1);
+        }
+}
+
 TEST(DecodeTimer, OutputsAreThoseOfTheLastCall) {
     const ChainShape shape = two_sources();
     DecodeTimer timer({}, small);

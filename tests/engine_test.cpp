@@ -310,7 +310,7 @@ TEST(Engine, RunRefusesBeforeAnythingIsWritten) {
     refused("rows", 5, [](ConvertedStep&) {});
     refused("token_ids", 3, [](ConvertedStep& s) { s.step.args.rows = 2; });
     refused("slots", 3, [](ConvertedStep& s) { s.indices.slots.dtype = DType::i64; });
-    refused("cache.page_size", 3, [](ConvertedStep& s) { s.indices.cache.page_size = 0; });
+    refused("cache.page_size", 3, [](ConvertedStep& s) { s.step.args.sources[0].cache.page_size = 0; });
 
     // What only decode can find is found after the conversion, and before an output is written.
     ConvertedStep blind(3);

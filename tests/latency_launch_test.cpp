@@ -259,6 +259,36 @@ std::vector<PlanOptions> tilings(int splits) {
     return list;
 }
 
+// The row's slots of token ids need room in shared memory, as a layout or in place of stages; P of two sources is not
+// exchanged.
+TEST_F(LatencyLaunch, TokenIds) {
+    Problem problem = problem_of(5, 96, {2048});
+    const Plan slots = latency_plan(problem, h200(), {});
+    problem.from_ids = true;
+    const Plan ids = latency_plan(problem, h200(), {});
+    EXPECT_EQ(ids.schedule, slots.schedule);
+    EXPECT_EQ(ids.workspace_bytes, slots.workspace_bytes);
+    const std::size_t bytes = detail::latency_memory(ids).bytes - detail::latency_memory(ids).converted;
+    EXPECT_GE(bytes, 2048U * 4 + 2 * 12 * 4);
+    EXPECT_EQ(detail::latency_memory(slots).bytes, detail::latency_memory(slots).converted);
+    for (const std::int64_t width : {1, 2048, 16384, 30000}) {
+        problem.sources[0].width = width;
+        expect_launchable(latency_plan(problem, h200(), {}));
+    }
+    problem.sources[0].width = 60000;
+    const std::string wide = latency_refusal(problem, h200(), {}).value_or("");
+    EXPECT_NE(wide.find("the width of token ids must be such that"), std::string::npos) << wide;
+    EXPECT_NE(wide.find("60000"), std::string::npos) << wide;
+
+    Problem two = problem_of(5, 96, {256, 256});
+    const PlanOptions weights{.splits = 8, .transport = Transport::weights};
+    EXPECT_FALSE(latency_refusal(two, h200(), weights));
+    two.from_ids = true;
+    const std::string reason = latency_refusal(two, h200(), weights).value_or("");
+    EXPECT_NE(reason.find("transport must be stores or bulk with token ids"), std::string::npos) << reason;
+    EXPECT_NE(latency_plan(two, h200(), {.splits = 8}).tiling->transport, Transport::weights);
+}
+
 TEST_F(LatencyLaunch, ForcedTilingsAreHonouredOrRefusedByName) {
     int number = 0;
     for (const DeviceSpec& device : devices())

@@ -501,7 +501,7 @@ class Convert(ToolTest):
         for subcommand in ("decode", "plan"):
             self.refuse(subcommand, self.case, "--from-ids", mentions=["--from-ids", "token_ids"])
         plan = self.succeed_json("plan", "--record", "fp8", "--from-ids", "--device", "cpu")
-        self.assertIs(plan["problem"]["converts"], True)
+        self.assertIs(plan["problem"]["from_ids"], True)
 
 
 class Info(ToolTest):

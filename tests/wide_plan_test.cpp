@@ -88,6 +88,10 @@ TEST_F(WidePlan, RefusesByName) {
     names({.gather = Gather::bulk}, "gather must be copies, got bulk");
     names({.transport = Transport::weights}, "transport must be stores, got weights");
     names({.p_format = PFormat::e4m3}, "p_format must be p_f16");
+    Problem ids = problem_of(4, 64);
+    ids.from_ids = true;
+    const std::string reason = refusal(ids, hopper(), {.kernel = "decode_wide"}).value_or("");
+    EXPECT_NE(reason.find("from_ids must be false"), std::string::npos) << reason;
 }
 
 // A device whose CTAs have less shared memory than a stage needs, or of which nothing is known.

@@ -32,7 +32,7 @@ Json to_json(const Problem& problem) {
                                    {"split_rope", source.split_rope},
                                    {"width", source.width},
                                    {"count_offset", source.count_offset}});
-    json["converts"] = problem.converts;
+    json["from_ids"] = problem.from_ids;
     json["sinks"] = problem.sinks;
     json["lse"] = name(problem.lse_base);
     return json;
@@ -72,7 +72,7 @@ Problem problem_for(const PlanFlags& flags) {
         throw Error(ErrorKind::invalid_argument, "CASE",
                     "a case file, or a problem by --record, --rows, --heads, --width", "neither");
     Problem problem = problem_of(recipe_of(flags.problem));
-    problem.converts = flags.run.from_ids;
+    problem.from_ids = flags.run.from_ids;
     return problem;
 }
 

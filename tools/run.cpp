@@ -39,17 +39,18 @@ LoadedStep load_step(const std::string& path) { return step_of(load_case(path));
 
 LoadedStep step_of(Case file) {
     LoadedStep loaded{.file = std::move(file), .step = {}};
+    const bool has_slots = loaded.file.find("slots") != nullptr;
     convert_case(loaded.file);
     loaded.step = case_step(loaded.file);
-    loaded.indices = case_indices(loaded.file);
+    if (!has_slots) loaded.indices = case_indices(loaded.file);
     return loaded;
 }
 
 Problem problem_of(const LoadedStep& loaded, bool from_ids) {
     Problem problem = loaded.step.problem();
     if (from_ids && !loaded.indices)
-        throw Error(ErrorKind::invalid_argument, "--from-ids", "a case with token_ids", "slots only");
-    problem.converts = from_ids;
+        throw Error(ErrorKind::invalid_argument, "--from-ids", "a case with token_ids and without slots", "slots");
+    problem.from_ids = from_ids;
     return problem;
 }
 
@@ -77,13 +78,13 @@ std::string describe(const Problem& problem) {
     }
     text += fmt::format(", {} query", name(problem.query_dtype));
     if (problem.sinks) text += ", sinks";
-    if (problem.converts) text += ", from token ids";
+    if (problem.from_ids) text += ", from token ids";
     return text;
 }
 
 Runner::Runner(const LoadedStep& loaded, Plan plan) : plan_(std::move(plan)), args_(loaded.step.args()) {
     const CaseStep& step = loaded.step;
-    if (plan_.problem.converts) {
+    if (plan_.problem.from_ids) {
         args_.indices = loaded.indices.value();
         args_.sources[0].slots = args_.sources[0].counts = {};
     }

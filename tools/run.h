@@ -16,7 +16,7 @@ namespace sparsemla::tool {
 struct LoadedStep {
     Case file;
     CaseStep step;
-    std::optional<ConvertArgs> indices{};  ///< where the case has token ids
+    std::optional<ConvertArgs> indices{};  ///< where the slots come from token ids
 };
 LoadedStep load_step(const std::string& path);
 LoadedStep step_of(Case file);

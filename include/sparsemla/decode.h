@@ -64,8 +64,10 @@ struct Problem {
     DType query_dtype = DType::f8_e4m3;    ///< f8_e4m3 or bf16
     std::vector<SourceProblem> sources{};  ///< one or two, of equal d_qk
     /// Source 0's list is token ids (DecodeArgs::indices) that decode itself converts: no other launch, and the bits
-    /// of convert_indices followed by decode of the same schedule. Its count_offset is 0.
-    bool converts = false;
+    /// of convert_indices followed by decode of the same schedule. Its count_offset is 0. Of the GPU kernels
+    /// decode_latency does it, where 4 bytes a column fit its shared memory; CPU kernels need 4 * rows * (1 + width)
+    /// bytes more of workspace.
+    bool from_ids = false;
     bool sinks = false;
     bool lse = true;
     LseBase lse_base = LseBase::natural;
@@ -216,7 +218,9 @@ struct Memory {
 
 struct SourceArgs {
     CacheView cache{};
-    ConstTensor slots{};   ///< i32 [>= rows, width], row stride free, columns dense, 4-byte aligned; negative = absent
+    /// i32 [>= rows, width], row stride free, columns dense, 4-byte aligned; negative = absent. Neither this nor counts
+    /// of source 0 where problem.from_ids.
+    ConstTensor slots{};
     ConstTensor counts{};  ///< i32 [>= rows], optional (all columns), stride free; < 0 is 0, > width is width
     Scale k_scale{};       ///< flat fp8 only; factor on this source's scores and values
 };
@@ -226,8 +230,10 @@ struct DecodeArgs {
     std::int64_t rows = 0;
     ConstTensor query{};  ///< [>= rows, >= heads, d_qk]; rows and heads strided, each head 16-byte aligned and dense
     std::array<SourceArgs, 2> sources{};
-    /// Iff problem.converts: what convert_indices would take, token_ids [>= rows, width of source 0]. Its cache is
-    /// sources[0].cache, whatever it says; it has no slots and counts, nor has sources[0]: decode keeps them to itself.
+    /// Iff problem.from_ids: token_ids i32 [>= rows, width of source 0], block_table i32 [requests, max_pages],
+    /// request_of_row i32 [>= rows], lengths i32 [>= requests] (optional) and sharding, as convert_indices takes them.
+    /// Its cache is sources[0].cache, whatever it says; it has no slots and counts (Error "indices.slots"), nor has
+    /// sources[0]: decode keeps them to itself.
     ConvertArgs indices{};
     ConstTensor sinks{};         ///< f32 [>= heads], iff problem.sinks
     float softmax_scale = 1.0F;  ///< positive and finite
@@ -238,8 +244,8 @@ struct DecodeArgs {
     Memory workspace{};  ///< plan.workspace_bytes or more, 64-byte aligned, on the device; not in use by another call
     Memory state{};      ///< plan.state_bytes or more, 64-byte aligned, prepared; not in use by another call
     /// Refuse what would be treated as absent or clamped: slots >= num_slots or in a gap, and counts outside
-    /// [0, count_offset + width] (of the last source, where both sources look at the same counts). Reads the lists on
-    /// the host; CPU problems only.
+    /// [0, count_offset + width] (of the last source, where both sources look at the same counts). Token ids that name
+    /// nothing are no error. Reads the lists on the host; CPU problems only.
     bool validate = false;
 };
 

@@ -45,13 +45,14 @@ class PlanCache {
 };
 
 struct EngineConfig {
-    Problem problem{};  ///< heads, sources, dtypes, sinks, lse; its rows and widths are replaced by the lists below
+    Problem problem{};  ///< heads, sources, dtypes, sinks, lse; its rows and widths are replaced by the lists below,
+                        ///< and from_ids is false
     std::vector<std::int64_t> row_capacities{};  ///< e.g. 1, 2, 4, 8, 16, 32
     std::vector<std::int64_t> widths{};          ///< of source 0; empty: problem.sources[0].width
     Sharding sharding{};                         ///< which tokens this rank owns, for convert
     PlanOptions options{};
     /// run converts token ids within decode, without a launch of their own, on every plan whose kernel can.
-    bool fuses_conversion = false;
+    bool from_ids = false;
 };
 
 /// Plans every row capacity x width on construction. A batch runs on the plan of its width and of the smallest capacity
@@ -66,16 +67,16 @@ class Engine {
 
     /// The plan of a batch. Throws Error naming rows or width and what is planned.
     const Plan& plan_for(std::int64_t rows, std::int64_t width) const;
-    /// The same schedule with Problem::converts; null where that is refused or the config does not ask for it.
-    const Plan* fused_plan_for(std::int64_t rows, std::int64_t width) const;
+    /// The same schedule with Problem::from_ids; null where that is refused or the config does not ask for it.
+    const Plan* from_ids_plan_for(std::int64_t rows, std::int64_t width) const;
 
     /// convert_indices with this engine's sharding, whatever args.sharding says.
     void convert(ConvertArgs args, Stream stream = {}) const;
     /// decode on plan_for(args.rows, width of source 0's slots); workspace and state default to the cache's.
     void decode(DecodeArgs args, Stream stream = {}) const;
-    /// convert, then decode over the converted slots and counts as those of source 0. Where the config fuses conversion
-    /// and fused_plan_for is not null: one launch, the same bits; indices.slots and counts are then not written and may
-    /// be left out.
+    /// convert, then decode over the converted slots and counts as those of source 0. Where from_ids_plan_for is not
+    /// null: that plan instead, one launch, the same bits; indices.slots and counts are then not written and may be
+    /// left out. indices.cache and args.indices are not looked at: pages are those of source 0's cache.
     void run(const ConvertArgs& indices, DecodeArgs args, Stream stream = {}) const;
 
     /// For people: which plan serves which batch, why, and every refusal.
@@ -86,8 +87,8 @@ class Engine {
         std::int64_t rows;
         std::int64_t width;
         const Plan* plan;
-        const Plan* fused;
-        std::string not_fused;  ///< why there is no fused plan
+        const Plan* from_ids;
+        std::string refused;  ///< why there is none from ids
     };
     const Entry& entry_for(std::int64_t rows, std::int64_t width) const;
     void decode_on(const Plan& plan, DecodeArgs args, Stream stream) const;

@@ -221,7 +221,7 @@ typedef struct sparsemla_problem {
     int32_t lse_base;                        /* default SPARSEMLA_LSE_NATURAL */
     int32_t device_kind;                     /* default SPARSEMLA_CPU */
     int32_t device_index;
-    int32_t converts; /* source 0's list is token ids, which decode itself converts (args.indices); default 0 */
+    int32_t from_ids; /* source 0's list is token ids, which decode itself converts (args.indices); default 0 */
     int32_t reserved; /* 0 */
 } sparsemla_problem;
 
@@ -284,8 +284,8 @@ sparsemla_status sparsemla_prepare(const sparsemla_plan* plan, void* state, uint
 typedef struct sparsemla_source_args {
     size_t size;
     const sparsemla_cache* cache;
-    sparsemla_tensor slots;  /* i32 [>= rows, width]; negative = absent */
-    sparsemla_tensor counts; /* i32 [>= rows], optional: all columns */
+    sparsemla_tensor slots; /* i32 [>= rows, width]; negative = absent; not of source 0 where the problem is from ids */
+    sparsemla_tensor counts; /* i32 [>= rows], optional: all columns; the same */
     sparsemla_scale k_scale; /* flat fp8: factor on this source's scores and values; default 1 */
 } sparsemla_source_args;
 
@@ -306,7 +306,7 @@ typedef struct sparsemla_decode_args {
     uint64_t workspace_bytes;
     void* state; /* prepared; not in use by another call */
     uint64_t state_bytes;
-    const sparsemla_convert_args* indices; /* iff the problem converts; its cache is not looked at (may be NULL), its
+    const sparsemla_convert_args* indices; /* iff the problem is from ids; its cache is not looked at (may be NULL), its
                                               slots and counts, and those of source 0, are not given */
 } sparsemla_decode_args;
 

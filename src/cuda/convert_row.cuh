@@ -44,13 +44,13 @@ class RowConverter {
     template <class Store>
     __device__ int run(device::SharedAddress kept_of_warps, device::SharedAddress scratch, const Store& store) {
         const device::SharedAddress locals = scratch + warp_ * columns_of_warp * 4;
-        int kept_before = 0, turn = 0;
-        for (int left = view_.width; left > 0; left -= kWarps * columns_of_warp, turn ^= 1) {
-            const int held = compact(locals, left);
+        int kept_before = 0, parity = 0;
+        for (int left = view_.width; left > 0; left -= kWarps * columns_of_warp, parity ^= 1) {
+            const int held = compact(locals, left, left == view_.width);
             Slots slots;
             const bool one = held <= 32;  // as usual where ranks are many
             const int kept_here = one ? look_up<1>(locals, held, slots) : look_up<kColumnsOfLane>(locals, held, slots);
-            const device::SharedAddress kept_now = kept_of_warps + turn * (kWarps * 4);
+            const device::SharedAddress kept_now = kept_of_warps + parity * (kWarps * 4);
             device::store_shared_if(lane_ == 0, kept_now + warp_ * 4, static_cast<std::uint32_t>(kept_here));
             __syncthreads();
             const int of_lane =
@@ -87,7 +87,7 @@ class RowConverter {
 #pragma unroll
         for (int i = 0; i < kRounds; ++i) {
             const bool keeps = static_cast<std::uint32_t>(block[i]) < static_cast<std::uint32_t>(view_.pages);
-            slots.slot[i] = block[i] * view_.slots_per_page + offset[i];
+            slots.slot[i] = static_cast<int>(static_cast<std::uint32_t>(block[i]) * view_.slots_per_page + offset[i]);
             slots.kept[i] = __ballot_sync(device::all_lanes, keeps);
             kept += __popc(slots.kept[i]);
         }
@@ -106,19 +106,20 @@ class RowConverter {
     __device__ std::uint32_t before_lane() const { return (1U << lane_) - 1; }
 
     /// Of the warp's next columns, of which `left` are there for the CTA, the tokens that the rank holds and the
-    /// request has: their local positions. Returns their number.
-    __device__ int compact(device::SharedAddress locals, int left) {
+    /// request has: their local positions. Returns their number. `first`: of the row's columns; its request is not
+    /// known yet.
+    __device__ int compact(device::SharedAddress locals, int left, bool first) {
         int token[kColumnsOfLane];
 #pragma unroll
         for (int i = 0; i < kColumnsOfLane; ++i)
             token[i] = device::load_global_if_less(first_column_ + i * 32, left, ids_ + i * 32, -1);
-        if (left == view_.width) find_request();
+        if (first) find_request();  // while the ids are on their way
         int held = 0;
         __syncwarp();  // the positions before are not read any more
 #pragma unroll
         for (int i = 0; i < kColumnsOfLane; ++i) {
             const auto id = static_cast<std::uint32_t>(token[i]);
-            const std::uint32_t round = divide(id, by_turn_);
+            const std::uint32_t round = divide(id, by_turn_);           // of an id that is none: some number, not used
             const std::uint32_t of_rank = id - first_ - round * turn_;  // its place in the rank's part of a turn
             const bool holds = id < limit_ && of_rank < interleave_;
             const std::uint32_t all = __ballot_sync(device::all_lanes, holds);

@@ -21,7 +21,7 @@ struct Variant {
     bool bf16_query;   ///< of plain forms; the others take both
     bool two_sources;  ///< of plain forms; the others take both
     int fixed_splits;  ///< 1, or 2, 4 or 8 with Transport::weights; 0: any number
-    bool converts;     ///< slots of source 0 come from token ids
+    bool from_ids;     ///< slots of source 0 come from token ids
 };
 
 struct SourceView {
@@ -105,22 +105,18 @@ struct Params {
 /// either where it converts, which are compiled apart.
 void prepare_plain_kernel(const Variant& variant, std::size_t shared_bytes);
 void prepare_form_kernel(const Variant& variant, std::size_t shared_bytes);
-void prepare_converting_kernel(const Variant& variant, std::size_t shared_bytes);
+void prepare_ids_kernel(const Variant& variant, std::size_t shared_bytes);
 void launch_plain_kernel(const Variant& variant, const LaunchConfig& config, const Params& params);
 void launch_form_kernel(const Variant& variant, const LaunchConfig& config, const Params& params);
-void launch_converting_kernel(const Variant& variant, const LaunchConfig& config, const Params& params);
+void launch_ids_kernel(const Variant& variant, const LaunchConfig& config, const Params& params);
 
 inline void prepare_kernel(const Variant& variant, std::size_t shared_bytes) {
     const bool plain = stage_layout(variant.form).is_plain();
-    (variant.converts ? prepare_converting_kernel
-     : plain          ? prepare_plain_kernel
-                      : prepare_form_kernel)(variant, shared_bytes);
+    (variant.from_ids ? prepare_ids_kernel : plain ? prepare_plain_kernel : prepare_form_kernel)(variant, shared_bytes);
 }
 inline void launch_kernel(const Variant& variant, const LaunchConfig& config, const Params& params) {
     const bool plain = stage_layout(variant.form).is_plain();
-    (variant.converts ? launch_converting_kernel
-     : plain          ? launch_plain_kernel
-                      : launch_form_kernel)(variant, config, params);
+    (variant.from_ids ? launch_ids_kernel : plain ? launch_plain_kernel : launch_form_kernel)(variant, config, params);
 }
 
 }  // namespace sparsemla::detail::latency

@@ -114,6 +114,7 @@ struct Running {
 /// group, times its scales.
 template <class T>
 struct WeightStore {
+    // Of groups; set by find_scales, and not looked at where there are none.
     float scales[2][4];  ///< of a key's groups, in units of their anchors
     float older[4];      ///< what older sums of the groups are worth
 

@@ -155,7 +155,7 @@ __device__ const std::int32_t* slot_pointer(const Params& params, const Place<T>
 /// A slot of the list that has been converted.
 template <class T>
 __device__ SharedAddress converted_slot(const Params& params, const Place<T>& at, int column) {
-    return at.base + params.converted_offset + static_cast<std::uint32_t>(kept_bytes) + column * 4;
+    return at.base + params.converted_offset + static_cast<std::uint32_t>(converted_slots_offset) + column * 4;
 }
 
 /// The slot of a chunk's column, -1 where the list ends.
@@ -163,10 +163,14 @@ template <class T>
 __device__ int load_slot(const Params& params, const Place<T>& at, int number, int column) {
     const ListPlace place = list_place<T>(params, number, column);
     const std::int32_t* pointer = slot_pointer(params, at, place);
-    if constexpr (!T::converts) return load_global_if(place.exists, pointer, -1);
-    if (!place.second)
-        pointer = static_cast<const std::int32_t*>(__cvta_shared_to_generic(converted_slot(params, at, place.column)));
-    return load_generic_if(place.exists, pointer, -1);
+    if constexpr (!T::from_ids) {
+        return load_global_if(place.exists, pointer, -1);
+    } else {
+        if (!place.second)
+            pointer =
+                static_cast<const std::int32_t*>(__cvta_shared_to_generic(converted_slot(params, at, place.column)));
+        return load_generic_if(place.exists, pointer, -1);
+    }
 }
 
 /// The slots that a warp needs for its part of a chunk.
@@ -190,6 +194,7 @@ struct Found {
 
 template <class T>
 __device__ Found find_record(const Params& params, const Columns& columns, int slot, int number, int column) {
+    static_assert(record_stride<T> != 0);
     const bool second = T::two_sources && columns.is_second(number);
     const int in_list = (second ? number - columns.second_begin : number) * chunk_keys + column;
     const int num_slots = second ? params.sources[1].num_slots : params.sources[0].num_slots;

@@ -266,14 +266,14 @@ __global__ void __launch_bounds__(threads, 1) decode(const __grid_constant__ Par
     join_cluster(at, true);
     int slot = load_global_if(inputs.slot != nullptr, inputs.slot, -1);
     int first_active = 0;
-    if constexpr (T::converts) {
+    if constexpr (T::from_ids) {
         first_active = convert_list(params, at, converter);
         if (at.multiplies() && inputs.slot == nullptr)
             slot = load_slot(params, at, at.split, Part<true>::column(at, 0));
     }
     FirstQuery<T> query;
     query.load(params, at.warp, inputs.query);
-    if constexpr (!T::converts) first_active = active_columns(params.sources[0], inputs.counts[0]);
+    if constexpr (!T::from_ids) first_active = active_columns(params.sources[0], inputs.counts[0]);
     const int second_active = T::two_sources ? active_columns(params.sources[1], inputs.counts[1]) : 0;
     const Columns columns = columns_of_counts<T>(params, first_active, second_active, at.lane, at.split);
     if (!columns.concern(at.split)) return;

@@ -26,7 +26,7 @@ Variant variant_of(const Plan& plan) {
             .bf16_query = plan.problem.query_dtype == DType::bf16,
             .two_sources = plan.problem.sources.size() == 2,
             .fixed_splits = fixed ? plan.schedule.splits : 0,
-            .converts = plan.problem.converts};
+            .from_ids = plan.problem.from_ids};
 }
 
 SourceView view_of(const SourceParams& source, const DecodeParams& call) {
@@ -150,7 +150,7 @@ void launch_latency(const DecodeParams& call, Stream stream) {
     Params params = params_of(call);
     const SharedLayout memory = latency_memory(*call.plan);
     params.stages_offset = static_cast<std::uint32_t>(memory.stages);
-    if (call.plan->problem.converts) params.convert = convert_view(call.indices);
+    if (call.plan->problem.from_ids) params.convert = convert_view(call.indices);
     params.converted_offset = static_cast<std::uint32_t>(memory.converted);
     launch_kernel(variant_of(*call.plan),
                   {.grid = dim3(static_cast<unsigned>(shape.grid_x), static_cast<unsigned>(shape.grid_y)),

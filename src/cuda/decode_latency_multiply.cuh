@@ -35,7 +35,7 @@ __device__ void weigh_chunk(const Params& params, const Place<T>& at, int stage,
         if (!needs_values) return;
         for (int i = 0; i < 2; ++i) prepare_values(at, stage, i, ahead.bytes[i], partial.anchors, ahead.values[i]);
     };
-    // Scales are found beside the last scores, too, where registers allow.
+    // Scales are found beside the last scores, too; the table of blocks later with 32 heads, where it would spill.
     WeightStore<T> weights;
     {
         float scores[T::heads / 2];

@@ -11,15 +11,13 @@ namespace sparsemla::detail::latency {
 struct RecordParts {
     bool present;           ///< where not, some record's; not to be read
     const std::byte* data;  ///< codes, wide values
-    const std::byte* more;  ///< scales, or the rope of records in two tensors
+    const std::byte* more;  ///< scales, or the rope of records in two tensors; null where all is at `data`
 };
 
+/// The parts of records that lie planar or in two tensors.
 template <class T>
-__device__ RecordParts find_parts(const Params& params, const Columns& columns, int slot, int number, int column) {
-    if constexpr (record_stride < T >> 0) {
-        const Found found = find_record<T>(params, columns, slot, number, column);
-        return {found.present, found.record, nullptr};
-    }
+__device__ RecordParts find_placed_parts(const Params& params, const Columns& columns, int slot, int number,
+                                         int column) {
     const bool second = columns.is_second(number);
     const SourceView& source = params.sources[second ? 1 : 0];
     const int in_list = (second ? number - columns.second_begin : number) * chunk_keys + column;
@@ -43,6 +41,16 @@ __device__ RecordParts find_parts(const Params& params, const Columns& columns, 
     if (T::record.codes == 0 && source.rope != nullptr)
         return {present, data, source.rope + std::int64_t{slot} * source.scale_bytes};
     return {present, data, data + source.scales_of_page};
+}
+
+template <class T>
+__device__ RecordParts find_parts(const Params& params, const Columns& columns, int slot, int number, int column) {
+    if constexpr (record_stride<T> != 0) {
+        const Found found = find_record<T>(params, columns, slot, number, column);
+        return {found.present, found.record, nullptr};
+    } else {
+        return find_placed_parts<T>(params, columns, slot, number, column);
+    }
 }
 
 /// 16 bytes of a record.

@@ -14,7 +14,8 @@ using FirstQuery = QueryLoader<T, multiplying_warps, T::heads / 16>;
 
 template <class T>
 __device__ int divide_by_splits(const Params& params, int number) {
-    if (T::converts && T::splits == 0 && params.splits == 1) return number;
+    // Only kernels from ids serve 1 with any other number; the multiplier of 1 is none that umulhi could take.
+    if (T::from_ids && T::splits == 0 && params.splits == 1) return number;
     if constexpr (T::splits > 0) return static_cast<int>(static_cast<unsigned>(number) / T::splits);
     return static_cast<int>(__umulhi(number, params.split_multiplier) >> params.split_shift);
 }
@@ -80,7 +81,7 @@ __device__ Inputs<T> find_inputs(const Params& params, const Place<T>& at) {
     inputs.counts[0] = count_of_row(params.sources[0], at.row);
     inputs.counts[1] = T::two_sources ? count_of_row(params.sources[1], at.row) : nullptr;
     const ListPlace place = list_place<T>(params, at.split, Part<true>::column(at, 0));
-    const bool reads = at.multiplies() && (!T::converts || place.second);
+    const bool reads = at.multiplies() && (!T::from_ids || place.second);
     inputs.slot = reads ? slot_pointer(params, at, place) : nullptr;
     asm volatile("" : "+l"(inputs.counts[0]), "+l"(inputs.counts[1]), "+l"(inputs.slot));
 #pragma unroll
@@ -91,19 +92,20 @@ __device__ Inputs<T> find_inputs(const Params& params, const Place<T>& at) {
     return inputs;
 }
 
-/// Of the whole CTA.
-using Converter = RowConverter<multiplying_warps + helper_warps, 6>;
+/// Of the whole CTA: 2304 columns at a time, so that lists of 2048 take one pass.
+inline constexpr int columns_of_lane = 6;
+using Converter = RowConverter<multiplying_warps + helper_warps, columns_of_lane>;
 struct NoConverter {
     __device__ NoConverter(const ConvertView&, std::int64_t, int, int) {}
 };
 template <class T>
-using ConverterOf = std::conditional_t<T::converts, Converter, NoConverter>;
+using ConverterOf = std::conditional_t<T::from_ids, Converter, NoConverter>;
 
 /// Active columns of source 0, whose token ids become slots in shared memory. By all threads of the CTA, before a query
 /// is in it: its place serves as scratch.
 template <class T>
 __device__ int convert_list(const Params& params, const Place<T>& at, Converter& converter) {
-    static_assert(Converter::kept_bytes <= kept_bytes && Converter::scratch_bytes <= T::query_bytes);
+    static_assert(Converter::kept_bytes <= converted_slots_offset && Converter::scratch_bytes <= T::query_bytes);
     const int kept = converter.run(at.base + params.converted_offset, at.query(), [&](bool keeps, int i, int slot) {
         store_shared_if(keeps, converted_slot(params, at, i), static_cast<std::uint32_t>(slot));
     });

@@ -35,14 +35,14 @@ struct SmallShared {
 /// kForm: how records lie in a stage. kQuery: of the query in shared memory; where records are not plain it is BF16,
 /// whatever the caller's query is. kSplits: 1, the CTA has its row alone; 2, 4 or 8, as many exchange P where they can
 /// (Transport::weights); 0, any number exchange partial outputs. A kernel for each: code that is not needed costs time
-/// too, between what is. kConverts: slots of source 0 come from token ids.
-template <int kHeads, StageForm kForm, Half kQuery, bool kTwoSources, int kSplits, bool kConverts = false>
+/// too, between what is. kFromIds: slots of source 0 come from token ids.
+template <int kHeads, StageForm kForm, Half kQuery, bool kTwoSources, int kSplits, bool kFromIds = false>
 struct Tile {
     static constexpr bool alone = kSplits == 1;
     static constexpr bool exchanges_weights = kSplits > 1;
     static constexpr int splits = kSplits;
     static constexpr bool two_sources = kTwoSources;
-    static constexpr bool converts = kConverts;
+    static constexpr bool from_ids = kFromIds;
     static constexpr int heads = kHeads;
     static constexpr int units_of_warp = units / multiplying_warps;
     static constexpr bool units_take_turns = true;

@@ -246,7 +246,7 @@ void run_step(const Plan& check, std::int64_t active, Step& step, Launch launch)
     call.query_row_stride = heads * call.d_qk;
     call.query_head_stride = call.d_qk;
     set_sources(call, check, records, slots, count);
-    if (check.problem.converts) set_indices(call, ids, zero);
+    if (check.problem.from_ids) set_indices(call, ids, zero);
     call.out = out.as<float>();
     call.out_dtype = DType::f32;
     call.out_row_stride = std::int64_t{heads} * value_dims;
@@ -302,7 +302,7 @@ void self_test(const Plan& plan, Launch launch) {
                             (shares_chunks_out(plan) ? (balanced_shape(plan).one_split_each ? " each " : " shared ")
                              : has_one_chunk(plan)   ? " one "
                                                      : " more ") +
-                            (plan.problem.converts ? "converts " : "") + std::to_string(plan.schedule.chunk) + " " +
+                            (plan.problem.from_ids ? "ids " : "") + std::to_string(plan.schedule.chunk) + " " +
                             std::to_string(splits_of(plan)) + " " + to_string(*plan.tiling);
     const std::lock_guard lock(mutex);
     if (passed.contains(key)) return;

@@ -112,6 +112,37 @@ __device__ inline std::int32_t load_global_if(bool condition, const std::int32_t
     return value;
 }
 
+// load_global_if of where a < b.
+__device__ inline std::int32_t load_global_if_less(std::int32_t a, std::int32_t b, const std::int32_t* from,
+                                                   std::int32_t otherwise) {
+    std::int32_t value = otherwise;
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "setp.lt.s32 p, %2, %3;\n"
+        "@p ld.global.b32 %0, [%1];\n"
+        "}"
+        : "+r"(value)
+        : "l"(from), "r"(a), "r"(b)
+        : "memory");
+    return value;
+}
+
+// load_global_if of a generic address: global or shared memory.
+__device__ inline std::int32_t load_generic_if(bool condition, const std::int32_t* from, std::int32_t otherwise) {
+    std::int32_t value = otherwise;
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "setp.ne.b32 p, %2, 0;\n"
+        "@p ld.b32 %0, [%1];\n"
+        "}"
+        : "+r"(value)
+        : "l"(from), "r"(static_cast<std::uint32_t>(condition))
+        : "memory");
+    return value;
+}
+
 // Zeros otherwise.
 __device__ inline uint4 load_global_if(bool condition, const uint4* from) {
     uint4 value = {0, 0, 0, 0};
@@ -175,37 +206,6 @@ __device__ inline void store_global_if(bool condition, void* to, const uint2& va
         "}" ::"l"(to),
         "r"(value.x), "r"(value.y), "r"(static_cast<std::uint32_t>(condition))
         : "memory");
-}
-
-// The same where a < b.
-__device__ inline std::int32_t load_global_if_less(std::int32_t a, std::int32_t b, const std::int32_t* from,
-                                                   std::int32_t otherwise) {
-    std::int32_t value = otherwise;
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "setp.lt.s32 p, %2, %3;\n"
-        "@p ld.global.b32 %0, [%1];\n"
-        "}"
-        : "+r"(value)
-        : "l"(from), "r"(a), "r"(b)
-        : "memory");
-    return value;
-}
-
-// load_global_if of memory of either kind.
-__device__ inline std::int32_t load_generic_if(bool condition, const std::int32_t* from, std::int32_t otherwise) {
-    std::int32_t value = otherwise;
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "setp.ne.b32 p, %2, 0;\n"
-        "@p ld.b32 %0, [%1];\n"
-        "}"
-        : "+r"(value)
-        : "l"(from), "r"(static_cast<std::uint32_t>(condition))
-        : "memory");
-    return value;
 }
 
 // 2, 4, 8 and 16 bytes of this CTA's shared memory.

@@ -45,11 +45,11 @@ void with_kernel(const Variant& variant, const Visit& visit) {
 
 }  // namespace
 
-void prepare_converting_kernel(const Variant& variant, std::size_t shared_bytes) {
+void prepare_ids_kernel(const Variant& variant, std::size_t shared_bytes) {
     with_kernel(variant, [&](auto* kernel) { allow_launches(kernel, shared_bytes, "decode_latency"); });
 }
 
-void launch_converting_kernel(const Variant& variant, const LaunchConfig& config, const Params& params) {
+void launch_ids_kernel(const Variant& variant, const LaunchConfig& config, const Params& params) {
     with_kernel(variant, [&](auto* kernel) { launch(kernel, config, "decode_latency", params); });
 }
 

@@ -1,5 +1,6 @@
 // Token ids that decode converts itself: the bits of convert_indices followed by decode, whatever the ids, the table,
 // the sharding and the schedule.
+#include <map>
 #include <random>
 
 #include "sparsemla/engine.h"
@@ -63,7 +64,7 @@ struct IdStep {
 
     /// By decode alone. The step is one of token ids from here on.
     void take_ids() {
-        step.problem.converts = true;
+        step.problem.from_ids = true;
         step.args.indices = conversion.args();
         step.args.indices.slots = step.args.indices.counts = {};
         step.args.indices.cache = {};
@@ -96,17 +97,18 @@ std::vector<PlanOptions> wishes(std::mt19937_64& bits) {
     return list;
 }
 
-TEST(FusedConversion, GivesTheBitsOfConversionAndDecode) {
+TEST(FromIds, GivesTheBitsOfConversionAndDecode) {
     std::mt19937_64 bits(310);
-    int compared = 0;
-    for (int number = 0; number < (on_gpu() ? 120 : 40); ++number) {
-        constexpr std::int64_t widths[] = {0, 1, 63, 64, 65, 383, 600, 2048, 2304, 2305, 5000};
-        IdStepSpec spec{.record = pick({Record::fp8_576, Record::fp8_576, Record::fp8_512, Record::bf16,
-                                        Record::fp8_ds_mla, Record::fp8_v41, Record::nvfp4_v41, Record::fp8_v4},
-                                       bits),
+    constexpr Record records[] = {Record::fp8_576,           Record::fp8_512, Record::bf16,      Record::fp8_ds_mla,
+                                  Record::fp8_ds_mla_norope, Record::fp8_v41, Record::nvfp4_v41, Record::fp8_v4,
+                                  Record::nvfp4_ds_mla};
+    std::map<std::pair<Record, std::size_t>, int> compared;  // of a record and a number of sources
+    for (int number = 0; number < (on_gpu() ? 144 : 72); ++number) {
+        constexpr std::int64_t widths[] = {1, 0, 63, 64, 65, 383, 600, 2048, 2304, 2305, 5000};
+        IdStepSpec spec{.record = records[number % std::size(records)],
                         .heads = pick({1, 5, 16, 17, 40, 64}, bits),
                         .width = widths[number % 11],
-                        .two_sources = bits() % 3 == 0,
+                        .two_sources = number / 9 % 2 == 1,
                         .query_dtype = pick({DType::f8_e4m3, DType::bf16}, bits)};
         IdStep ids(spec, bits);
         std::vector<std::pair<PlanOptions, Result>> expected;
@@ -119,13 +121,13 @@ TEST(FusedConversion, GivesTheBitsOfConversionAndDecode) {
             if (on_gpu() && !supports(ids.step.problem, ids.step.device, options)) continue;
             expect_same(ids.step.run(options), result, "step " + std::to_string(number));
             if (HasFatalFailure()) return;
-            ++compared;
+            ++compared[{spec.record, ids.step.problem.sources.size()}];
         }
     }
-    EXPECT_GE(compared, on_gpu() ? 150 : 100);
+    EXPECT_EQ(compared.size(), 2 * std::size(records));
 }
 
-TEST(FusedConversion, RefusesWhatItCannotBeGiven) {
+TEST(FromIds, RefusesWhatItCannotBeGiven) {
     std::mt19937_64 bits(311);
     const auto refused = [&](const std::string& argument, const auto& change) {
         IdStep ids({}, bits);
@@ -167,59 +169,87 @@ TEST(FusedConversion, RefusesWhatItCannotBeGiven) {
                              ids.step.args.out.strides};
     });
 
-    // A plan that takes slots takes no ids, and the other way round.
+    // A plan that takes slots takes no ids.
+    for (const bool all : {true, false}) {
+        IdStep ids({}, bits);
+        if (all) ids.step.args.indices = ids.conversion.args();
+        ids.step.args.indices.block_table = some(1, 1);
+        const Plan plan = ids.step.plan();
+        try {
+            ids.step.place(plan).decode(plan);
+            ADD_FAILURE() << "accepted";
+        } catch (const Error& error) {
+            EXPECT_EQ(error.argument(), all ? "token_ids" : "block_table") << error.what();
+        }
+    }
     IdStep ids({}, bits);
-    ids.step.args.indices = ids.conversion.args();
-    const Plan plan = ids.step.plan();
-    EXPECT_THROW(ids.step.place(plan).decode(plan), Error);
     Problem shifted = ids.step.problem;
-    shifted.converts = true;
+    shifted.from_ids = true;
     shifted.sources[0].count_offset = 3;
     const auto reason = refusal(shifted, ids.step.device);
     ASSERT_TRUE(reason);
     EXPECT_NE(reason->find("sources[0].count_offset"), std::string::npos) << *reason;
 }
 
-/// One engine that fuses and one that does not.
-TEST(FusedConversion, EngineRunsItWhereAKernelCan) {
+// The plan of a batch, or with a kernel that does not take ids; of one source, or two.
+TEST(FromIds, EngineRunsItWhereAKernelCan) {
     std::mt19937_64 bits(312);
-    for (const std::int64_t capacity : {8, 600}) {
-        IdStep ids({.heads = 16}, bits);
-        PlanCache plans;
-        EngineConfig config{.problem = ids.step.problem,
-                            .row_capacities = {capacity},
-                            .widths = {300},
-                            .sharding = ids.conversion.sharding};
-        ids.step.plan();
-        const Engine plain(config, ids.step.device, plans);
-        EXPECT_EQ(plain.fused_plan_for(1, 300), nullptr);
-        config.fuses_conversion = true;
-        const Engine engine(config, ids.step.device, plans);
-        const Plan* fused = engine.fused_plan_for(1, 300);
-        const std::string kernel = engine.plan_for(1, 300).schedule.kernel;
-        EXPECT_EQ(fused != nullptr, !on_gpu() || kernel == "decode_latency") << kernel;
-        EXPECT_NE(engine.explain().find(fused != nullptr ? "converted within decode" : "converted before: "),
-                  std::string::npos);
-        if (fused == nullptr) continue;
-        EXPECT_EQ(fused->schedule, engine.plan_for(1, 300).schedule);
-        EXPECT_NE(fused->describe().find("from token ids"), std::string::npos);
-        harness::GpuBuffer workspace, state;
-        if (on_gpu()) {
-            workspace = harness::GpuBuffer(tested_device().device, plans.workspace_bytes());
-            state = harness::GpuBuffer(tested_device().device, plans.state_bytes());
-            plans.set_memory({workspace.data(), workspace.bytes()}, {state.data(), state.bytes()});
+    for (const bool two_sources : {false, true})
+        for (const std::string kernel : {"", on_gpu() ? "decode_balanced" : "reference"}) {
+            IdStep ids({.heads = 16, .two_sources = two_sources}, bits);
+            ids.step.plan();
+            PlanCache plans;
+            EngineConfig config{.problem = ids.step.problem,
+                                .row_capacities = {8},
+                                .sharding = ids.conversion.sharding,
+                                .options = {.kernel = kernel}};
+            const Engine plain(config, ids.step.device, plans);
+            EXPECT_EQ(plain.from_ids_plan_for(1, 300), nullptr);
+            config.from_ids = true;
+            const Engine engine(config, ids.step.device, plans);
+            const Plan* from_ids = engine.from_ids_plan_for(1, 300);
+            const Plan& plan = engine.plan_for(1, 300);
+            const bool can = kernel != "decode_balanced";
+            ASSERT_EQ(from_ids != nullptr, can) << engine.explain();
+            EXPECT_NE(engine.explain().find(can ? "converted within decode" : "converted before: "), std::string::npos);
+            if (can) {
+                EXPECT_EQ(from_ids->schedule, plan.schedule);
+                EXPECT_NE(from_ids->describe().find("from token ids"), std::string::npos);
+            }
+            harness::GpuBuffer workspace, state;
+            if (on_gpu()) {
+                workspace = harness::GpuBuffer(tested_device().device, plans.workspace_bytes());
+                state = harness::GpuBuffer(tested_device().device, plans.state_bytes());
+                plans.set_memory({workspace.data(), workspace.bytes()}, {state.data(), state.bytes()});
+            }
+            plans.prepare();
+            const Result expected = ids.apart({.kernel = plan.schedule.kernel, .splits = plan.schedule.splits});
+            std::vector<std::int32_t> lists(static_cast<std::size_t>(ids.conversion.rows * 301));
+            ids.take_ids();
+            ids.step.poison_outputs();
+            const Device device = tested_device().device;
+            harness::GpuBuffer lists_there;
+            if (on_gpu()) lists_there = harness::GpuBuffer(device, lists.size() * sizeof(std::int32_t));
+            DeviceCall(ids.step.plan(), ids.step.args, {.own_memory = false})
+                .run([&](const DecodeArgs& placed, Stream stream) {
+                    ConvertArgs indices = placed.indices;
+                    indices.cache = placed.sources[0].cache;
+                    auto* memory = on_gpu() ? reinterpret_cast<std::int32_t*>(lists_there.data()) : lists.data();
+                    if (!can) {
+                        indices.slots = dense(memory, DType::i32, {ids.conversion.rows, 300}, device);
+                        indices.counts =
+                            dense(memory + ids.conversion.rows * 300, DType::i32, {ids.conversion.rows}, device);
+                    }
+                    engine.run(indices, placed, stream);
+                });
+            const Result got = ids.step.collect(plan);
+            ASSERT_EQ(got.out_bits, expected.out_bits);
+            ASSERT_EQ(got.lse_bits, expected.lse_bits);
         }
-        plans.prepare();
-        const Result expected = ids.apart({.kernel = kernel, .splits = engine.plan_for(1, 300).schedule.splits});
-        ids.take_ids();
-        ids.step.poison_outputs();
-        DeviceCall(*fused, ids.step.args, {.own_memory = false}).run([&](const DecodeArgs& placed, Stream stream) {
-            engine.run(placed.indices, placed, stream);
-        });
-        const Result got = ids.step.collect(*fused);
-        ASSERT_EQ(got.out_bits, expected.out_bits);
-        ASSERT_EQ(got.lse_bits, expected.lse_bits);
-    }
+    EngineConfig config{.problem = IdStep({}, bits).step.problem, .row_capacities = {8}};
+    config.problem.from_ids = true;
+    PlanCache plans;
+    EXPECT_THROW(Engine(config, tested_device(), plans), Error);
 }
 
 }  // namespace
