@@ -1,5 +1,4 @@
-// The first phase of decode_latency: which columns are this CTA's, their records and the query's heads to shared
-// memory.
+// The first phase of decode_latency: which columns are this CTA's, and their records to shared memory.
 #pragma once
 
 #include "cuda/decode_latency_tile.cuh"
@@ -326,86 +325,5 @@ __device__ void gather_slices(const Params& params, const Place<T>& at, const Co
     arrive_after_copies(at.slices_barrier());
     arrive_as_warp(at.slices_barrier(), at.lane);
 }
-
-/// The query's heads as halves, kGroups groups of 16 heads by kWarps warps, of which this is number `worker`. Two lanes
-/// take 32 dimensions of a head; within 16 of them, pairs 0 2 4 6 come before pairs 1 3 5 7, as a lane of ldmatrix
-/// holds four bytes of a record. Where records are not plain, an E4M3 query becomes BF16, which holds it.
-template <class T, int kWarps, int kGroups>
-struct QueryLoader {
-    static constexpr int jobs_of_heads = T::d_qk / 32;                    ///< of 16 heads, one warp's work each
-    static constexpr int rounds = (jobs_of_heads + kWarps - 1) / kWarps;  ///< of one group of 16 heads
-    static constexpr int words = T::query_half == Half::f16 ? 1 : 2;      ///< of 16 bytes
-    static constexpr int groups = kGroups;
-
-    uint4 loaded[groups][rounds][words];
-
-    /// Where this lane's head of a group starts for it, null past the row's heads.
-    __device__ static const uint4* pointer(const Params& params, const Place<T>& at, int worker, int group) {
-        const int head = at.first_head + 16 * group + at.lane / 2;
-        if (head >= params.heads) return nullptr;
-        const std::byte* heads = params.query + at.row * params.query_row_stride_bytes;
-        return reinterpret_cast<const uint4*>(heads + head * params.query_head_stride_bytes) +
-               (2 * worker + at.lane % 2) * words_of(params);
-    }
-
-    /// Of 16 dimensions, of the caller's query.
-    __device__ static int words_of(const Params& params) {
-        return !T::record.is_plain() && params.query_is_e4m3 ? 1 : words;
-    }
-
-    __device__ void load(const Params& params, int worker, const uint4* const (&from)[groups]) {
-        const int step = kWarps * 2 * words_of(params);
-#pragma unroll
-        for (int group = 0; group < groups; ++group)
-#pragma unroll
-            for (int round = 0; round < rounds; ++round)
-#pragma unroll
-                for (int i = 0; i < words; ++i)
-                    loaded[group][round][i] = load_global_if(
-                        from[group] != nullptr && round * kWarps + worker < jobs_of_heads && i < words_of(params),
-                        from[group] + round * step + i);
-    }
-
-    /// To shared memory as groups `first_group` .. of the CTA's heads.
-    __device__ void store(const Params& params, const Place<T>& at, int worker, int first_group) const {
-        const bool from_e4m3 = words_of(params) < words;
-        const SharedAddress to = at.query() + (2 * worker + at.lane % 2) * T::query_step_bytes;
-#pragma unroll
-        for (int group = 0; group < groups; ++group)
-#pragma unroll
-            for (int round = 0; round < rounds; ++round) {
-                if (round * kWarps + worker >= jobs_of_heads) break;
-                const int head = 16 * (first_group + group) + at.lane / 2;
-                uint4 low, high;
-                if (from_e4m3)
-                    split_codes(loaded[group][round][0], low, high);
-                else
-                    split_pairs(loaded[group][round], low, high);
-                const SharedAddress step = to + round * kWarps * 2 * T::query_step_bytes;
-                store_shared(step + T::QueryTile::byte(head, 0), low);
-                store_shared(step + T::QueryTile::byte(head, 1), high);
-            }
-    }
-
-   private:
-    __device__ static void split_codes(const uint4& from, uint4& low, uint4& high) {
-        const TwoPairs x = e4m3x4_to_bf16(from.x), y = e4m3x4_to_bf16(from.y);
-        const TwoPairs z = e4m3x4_to_bf16(from.z), w = e4m3x4_to_bf16(from.w);
-        low = {x.low, y.low, z.low, w.low};
-        high = {x.high, y.high, z.high, w.high};
-    }
-
-    __device__ static void split_pairs(const uint4 (&from)[words], uint4& low, uint4& high) {
-        if constexpr (T::query_half == Half::f16) {
-            const TwoPairs x = e4m3x4_to_f16(from[0].x), y = e4m3x4_to_f16(from[0].y);
-            const TwoPairs z = e4m3x4_to_f16(from[0].z), w = e4m3x4_to_f16(from[0].w);
-            low = {x.low, y.low, z.low, w.low};
-            high = {x.high, y.high, z.high, w.high};
-        } else {
-            low = {from[0].x, from[0].z, from[1].x, from[1].z};
-            high = {from[0].y, from[0].w, from[1].y, from[1].w};
-        }
-    }
-};
 
 }  // namespace sparsemla::detail::latency

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cuda/decode_latency_gather.cuh"
+#include "cuda/device/convert.cuh"
 
 namespace sparsemla::detail::latency {
 

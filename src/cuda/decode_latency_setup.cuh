@@ -5,6 +5,7 @@
 
 #include "cuda/convert_row.cuh"
 #include "cuda/decode_latency_gather.cuh"
+#include "cuda/decode_latency_query.cuh"
 
 namespace sparsemla::detail::latency {
 
