@@ -143,7 +143,7 @@ inline Conversion random_conversion(std::mt19937_64& bits, std::int64_t width) {
     }
     if (below(6) == 0) {  // more ranks than ids, or turns that no id reaches
         constexpr std::int64_t most = (std::int64_t{1} << 31) - 1;
-        c.sharding.world = below(2) == 0 ? most - below(3) : most / c.sharding.interleave + below(2);
+        c.sharding.world = below(2) == 0 ? most - below(3) : std::min(most / c.sharding.interleave + below(2), most);
         c.sharding.rank = below(2) == 0 ? below(3) : most / c.sharding.interleave - below(3);
         c.sharding.rank = std::clamp<std::int64_t>(c.sharding.rank, 0, c.sharding.world - 1);
     }
