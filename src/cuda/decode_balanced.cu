@@ -1,27 +1,23 @@
 // decode_balanced for records of plain forms.
 #include "cuda/decode_balanced_kernel.cuh"
 #include "cuda/launch.h"
+#include "cuda/variants.cuh"
 
 namespace sparsemla::detail::balanced {
 
 namespace {
 
-/// Calls visit(kernel) with the instantiation for these values.
+/// Calls visit(kernel) with the instantiation for these values. Throws Error (unsupported) where there is none.
 template <class Visit>
 void with_kernel(const Variant& variant, const Visit& visit) {
-    const auto with_query = [&]<int kHeads, StageForm kForm, bool kTwoSources>() {
-        variant.bf16_query ? visit(decode<BalancedTile<kHeads, kForm, Half::bf16, kTwoSources>>)
-                           : visit(decode<BalancedTile<kHeads, kForm, Half::f16, kTwoSources>>);
-    };
-    const auto with_sources = [&]<int kHeads, StageForm kForm>() {
-        variant.two_sources ? with_query.template operator()<kHeads, kForm, true>()
-                            : with_query.template operator()<kHeads, kForm, false>();
-    };
-    const auto with_record = [&]<int kHeads>() {
-        variant.form == StageForm::codes_576 ? with_sources.template operator()<kHeads, StageForm::codes_576>()
-                                             : with_sources.template operator()<kHeads, StageForm::codes_512>();
-    };
-    variant.heads == 16 ? with_record.template operator()<16>() : with_record.template operator()<32>();
+    with_heads(variant.heads, [&]<int kHeads>() {
+        with_plain_form(variant.form, [&]<StageForm kForm>() {
+            with_flag(variant.two_sources, [&]<bool kTwoSources>() {
+                with_query(variant.bf16_query,
+                           [&]<Half kQuery>() { visit(decode<BalancedTile<kHeads, kForm, kQuery, kTwoSources>>); });
+            });
+        });
+    });
 }
 
 }  // namespace

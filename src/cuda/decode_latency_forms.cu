@@ -1,8 +1,7 @@
 // decode_latency for records of the other forms.
 #include "cuda/decode_latency_kernel.cuh"
 #include "cuda/launch.h"
-
-#include <string>
+#include "cuda/variants.cuh"
 
 namespace sparsemla::detail::latency {
 
@@ -11,26 +10,12 @@ namespace {
 /// Calls visit(kernel) with the instantiation for these values. Throws Error (unsupported) where there is none.
 template <class Visit>
 void with_kernel(const Variant& variant, const Visit& visit) {
-    const auto with_splits = [&]<int kHeads, StageForm kForm>() {
-        variant.fixed_splits == 1 ? visit(decode<Tile<kHeads, kForm, Half::bf16, true, 1>>)
-                                  : visit(decode<Tile<kHeads, kForm, Half::bf16, true, 0>>);
-    };
-    const auto with_tile = [&]<StageForm kForm>() {
-        if (variant.heads == 16) return with_splits.template operator()<16, kForm>();
-        if (variant.heads == 32) return with_splits.template operator()<32, kForm>();
-        throw Error(ErrorKind::unsupported, "tile_heads", "16 or 32 in this build", std::to_string(variant.heads));
-    };
-    switch (variant.form) {
-        case StageForm::groups_576: return with_tile.template operator()<StageForm::groups_576>();
-        case StageForm::groups_512: return with_tile.template operator()<StageForm::groups_512>();
-        case StageForm::blocks_rope: return with_tile.template operator()<StageForm::blocks_rope>();
-        case StageForm::blocks_512: return with_tile.template operator()<StageForm::blocks_512>();
-        case StageForm::blocks_576: return with_tile.template operator()<StageForm::blocks_576>();
-        case StageForm::wide_576: return with_tile.template operator()<StageForm::wide_576>();
-        case StageForm::codes_576:
-        case StageForm::codes_512: break;
-    }
-    throw Error(ErrorKind::unsupported, "record", "one with scales or wide values", "a plain one");
+    with_heads(variant.heads, [&]<int kHeads>() {
+        with_other_form(variant.form, [&]<StageForm kForm>() {
+            variant.fixed_splits == 1 ? visit(decode<Tile<kHeads, kForm, Half::bf16, true, 1>>)
+                                      : visit(decode<Tile<kHeads, kForm, Half::bf16, true, 0>>);
+        });
+    });
 }
 
 }  // namespace

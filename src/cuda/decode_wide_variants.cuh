@@ -3,6 +3,7 @@
 
 #include "cuda/decode_wide_kernel.cuh"
 #include "cuda/launch.h"
+#include "cuda/variants.cuh"
 
 namespace sparsemla::detail::wide {
 
@@ -15,16 +16,7 @@ void with_kernel(StageForm form, const Visit& visit) {
         else
             throw Error(ErrorKind::unsupported, "p_format", "P of one number with codes of FP16", "of two");
     };
-    switch (form) {
-        case StageForm::codes_576: return with_form.template operator()<StageForm::codes_576>();
-        case StageForm::codes_512: return with_form.template operator()<StageForm::codes_512>();
-        case StageForm::groups_576: return with_form.template operator()<StageForm::groups_576>();
-        case StageForm::groups_512: return with_form.template operator()<StageForm::groups_512>();
-        case StageForm::blocks_rope: return with_form.template operator()<StageForm::blocks_rope>();
-        case StageForm::blocks_512: return with_form.template operator()<StageForm::blocks_512>();
-        case StageForm::blocks_576: return with_form.template operator()<StageForm::blocks_576>();
-        case StageForm::wide_576: return with_form.template operator()<StageForm::wide_576>();
-    }
+    stage_layout(form).is_plain() ? with_plain_form(form, with_form) : with_other_form(form, with_form);
 }
 
 template <int kParts>
