@@ -44,11 +44,11 @@ double chunk_us(const Problem& problem) {
     switch (form_of(problem)) {
         case StageForm::codes_576: return 2.75;
         case StageForm::codes_512: return 2.5;
-        case StageForm::groups_576: return 3.18;
+        case StageForm::groups_576: return 3.12;
         case StageForm::groups_512: return 2.8;
         case StageForm::blocks_rope:
-        case StageForm::blocks_512: return 4.43;
-        case StageForm::blocks_576: return 4.9;
+        case StageForm::blocks_512: return 3.9;
+        case StageForm::blocks_576: return 4.6;
         case StageForm::wide_576: return 4.0;
     }
     return 0;

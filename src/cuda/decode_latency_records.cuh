@@ -3,6 +3,9 @@
 // dimensions, through registers.
 #pragma once
 
+#include <iterator>
+#include <type_traits>
+
 #include "cuda/decode_latency_gather.cuh"
 #include "cuda/device/convert.cuh"
 
@@ -86,15 +89,20 @@ __device__ void copy_pieces(const Params& params, const Place<T>& at, const std:
     }
 }
 
-/// What a lane has of the scales of record lane / 4: a quarter, as stored; zeros of an absent one. Without branches, so
-/// that all loads are under way at a time.
+/// What a lane has of the scales of record lane / 4: a quarter, as stored; zeros of an absent one.
 template <class T>
-__device__ uint2 load_scales(const SourceView& source, const RecordParts& parts, int quarter) {
+struct StoredScales {
+    std::uint32_t words[T::form == StageForm::blocks_576 ? 4 : T::form == StageForm::blocks_512 ? 2 : 1];
+};
+
+/// Without branches, so that all loads are under way at a time, and nothing is done with what they bring: it would be
+/// waited for.
+template <class T>
+__device__ StoredScales<T> load_scales(const SourceView& source, const RecordParts& parts, int quarter) {
     const bool present = parts.present;
     const std::byte* from = parts.more;
     if constexpr (T::form == StageForm::blocks_rope) {
-        // Of eight bytes the last one is none.
-        return {load_global_if_16(present, from + 2 * quarter) & (quarter == 3 ? 0xFFU : 0xFFFFU), 0};
+        return {load_global_if_16(present, from + 2 * quarter)};
     } else if constexpr (T::form == StageForm::blocks_512) {
         const bool eight = source.record == Record::nvfp4_v41;
         from += quarter * (eight ? 8 : 4);
@@ -103,27 +111,33 @@ __device__ uint2 load_scales(const SourceView& source, const RecordParts& parts,
         // Block b is at 8 * (b & 3) + (b >> 2).
         static_assert(T::form == StageForm::blocks_576);
         from += 2 * quarter;
-        const std::uint32_t parts_of[4] = {load_global_if_16(present, from), load_global_if_16(present, from + 8),
-                                           load_global_if_16(present, from + 16),
-                                           load_global_if_16(present, from + 24)};
-        return {parts_of[0] | parts_of[1] << 16, parts_of[2] | parts_of[3] << 16};
+        return {load_global_if_16(present, from), load_global_if_16(present, from + 8),
+                load_global_if_16(present, from + 16), load_global_if_16(present, from + 24)};
     }
 }
 
 /// The quarter's eight scales of 16 dimensions as BF16.
 template <class T>
-__device__ uint4 block_scales(const SourceView& source, const uint2& stored) {
+__device__ uint4 block_scales(const SourceView& source, const StoredScales<T>& stored, int quarter) {
+    const std::uint32_t(&words)[std::size(StoredScales<T>().words)] = stored.words;
     if constexpr (T::form == StageForm::blocks_rope) {
-        const std::uint32_t low = ue8m0_to_bf16_twice(stored.x & 0xFF), high = ue8m0_to_bf16_twice(stored.x >> 8);
+        // Of eight bytes the last one is none.
+        const std::uint32_t low = ue8m0_to_bf16_twice(words[0] & 0xFF);
+        const std::uint32_t high = ue8m0_to_bf16_twice(quarter == 3 ? 0 : words[0] >> 8);
         return {low, low, high, high};
     } else {
-        if (T::form == StageForm::blocks_512 && source.record == Record::fp8_v41)
-            return {ue8m0_to_bf16_twice(stored.x & 0xFF), ue8m0_to_bf16_twice(stored.x >> 8 & 0xFF),
-                    ue8m0_to_bf16_twice(stored.x >> 16 & 0xFF), ue8m0_to_bf16_twice(stored.x >> 24)};
-        const bool interleaved = T::form == StageForm::blocks_576;
-        const TwoPairs first = e4m3x4_to_bf16(interleaved ? __byte_perm(stored.x, stored.y, 0x6420) : stored.x);
-        const TwoPairs last = e4m3x4_to_bf16(interleaved ? __byte_perm(stored.x, stored.y, 0x7531) : stored.y);
-        return {first.low, first.high, last.low, last.high};
+        TwoPairs codes;
+        if constexpr (T::form == StageForm::blocks_512) {
+            if (source.record == Record::fp8_v41)
+                return {ue8m0_to_bf16_twice(words[0] & 0xFF), ue8m0_to_bf16_twice(words[0] >> 8 & 0xFF),
+                        ue8m0_to_bf16_twice(words[0] >> 16 & 0xFF), ue8m0_to_bf16_twice(words[0] >> 24)};
+            codes = {words[0], words[1]};
+        } else {
+            const std::uint32_t first = words[0] | words[1] << 16, last = words[2] | words[3] << 16;
+            codes = {__byte_perm(first, last, 0x6420), __byte_perm(first, last, 0x7531)};
+        }
+        const TwoPairs low = e4m3x4_to_bf16(codes.low), high = e4m3x4_to_bf16(codes.high);
+        return {low.low, low.high, high.low, high.high};
     }
 }
 
@@ -200,7 +214,7 @@ __device__ void gather_records(const Params& params, const Place<T>& at, const C
     const bool bulk = params.gather == Gather::bulk && !packed && !params.narrow_copies;
     const int quarter = at.lane % 4;
     RecordParts parts[P::passes];
-    uint2 scales[P::passes];
+    [[maybe_unused]] std::conditional_t<T::record.has_blocks(), StoredScales<T>, int> scales[P::passes];
     int copies = 0;
 #pragma unroll
     for (int pass = 0; pass < P::passes; ++pass) {
@@ -227,7 +241,8 @@ __device__ void gather_records(const Params& params, const Place<T>& at, const C
     for (int pass = 0; pass < P::passes; ++pass) {
         const SharedAddress record = at.record(stage, P::column(at, pass));
         if constexpr (T::record.has_blocks())
-            store_shared(record + T::record.scales_offset + quarter * 16, block_scales<T>(source, scales[pass]));
+            store_shared(record + T::record.scales_offset + quarter * 16,
+                         block_scales<T>(source, scales[pass], quarter));
     }
     if constexpr (may_be_packed)
         if (packed) {

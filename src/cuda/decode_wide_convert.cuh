@@ -20,10 +20,10 @@ __device__ int row_of_lane(const WidePlace<T>& at) {
 }
 
 /// What a lane keeps of record lane / 4 from its gather to its conversion.
+template <class T>
 struct Gathered {
     const std::byte* record;  ///< null where it is absent
     const std::byte* rope;    ///< of wide records the same
-    uint2 scales;             ///< of blocks: a quarter, as stored
     bool packed;              ///< of blocks: E2M1
     bool second;              ///< of blocks: of source 1
 };
@@ -95,11 +95,67 @@ struct RecordCopies {
     }
 };
 
+/// Scales of blocks come by asynchronous copies, as a register that is loaded would be waited for together with slots
+/// that were asked for later. They lie, as stored, in the last 32 bytes of
+/// where their BF16 will.
+template <class T>
+__device__ SharedAddress stored_scales(SharedAddress record) {
+    return record + T::record.scales_offset + 2 * value_blocks - 32;
+}
+
+template <class T>
+__device__ void copy_scales(const SourceView& source, const RecordParts& parts, int quarter, SharedAddress record) {
+    const bool absent = !parts.present;
+    constexpr bool always_eight = T::form == StageForm::blocks_576;  // bytes of a lane, else four, or two lanes' four
+    const bool eight = always_eight || (T::form == StageForm::blocks_512 && source.record == Record::nvfp4_v41);
+    const int offset = quarter * (eight ? 8 : 4);
+    const SharedAddress to = stored_scales<T>(record) + offset;
+    copy_4_async(to, parts.more + offset, absent || (T::form == StageForm::blocks_rope && quarter >= 2));
+    if (eight) copy_4_async(to + 4, parts.more + offset + 4, absent);
+}
+
+/// A lane's quarter, once it has come.
+template <class T>
+__device__ StoredScales<T> read_scales(SharedAddress record, bool packed, int quarter) {
+    const SharedAddress from = stored_scales<T>(record);
+    if constexpr (T::form == StageForm::blocks_rope) {
+        return {load_shared_16(from + 2 * quarter)};
+    } else if constexpr (T::form == StageForm::blocks_512) {
+        const uint2 words = load_shared<uint2>(from + quarter / (packed ? 1 : 2) * 8);
+        return {!packed && quarter % 2 == 1 ? words.y : words.x, words.y};
+    } else {
+        return {load_shared_16(from + 2 * quarter), load_shared_16(from + 2 * quarter + 8),
+                load_shared_16(from + 2 * quarter + 16), load_shared_16(from + 2 * quarter + 24)};
+    }
+}
+
+/// Copies of eight records that stay whole, but for their scales.
+template <class T>
+__device__ void copy_whole_records(const latency::Params& params, const WidePlace<T>& at, const SourceView& source,
+                                   const RecordParts& parts, const Gathered<T>& gathered, SharedAddress to) {
+    constexpr int pitch = T::raw.lower_pitch;
+    if (T::form == StageForm::blocks_rope && params.narrow_copies)
+        return copy_records_of_form(params, at, source, parts, to);
+    const RecordCopies copies(gathered.record, at.lane);
+    if constexpr (T::form == StageForm::blocks_rope) {
+        copies.copy<4, pitch>(to, 0);
+        copies.copy_half_run<pitch>(to + 512, 512);
+    } else if constexpr (T::form == StageForm::blocks_576) {
+        constexpr RecordRun rope = stored_layout(T::form).rope;
+        copies.copy<packed_bytes / 128, pitch>(to + packed_bytes, 0);
+        copies.copy_half_run<pitch>(to + rope.first_dim, rope.offset_bytes);
+    } else if (gathered.packed) {
+        copies.copy<packed_bytes / 128, pitch>(to + packed_bytes, 0);
+    } else {
+        copies.copy<4, pitch>(to, 0);
+    }
+}
+
 /// Starts the copies of this warp's part of half a chunk, its lower dimensions or, of records that stay whole, all of
 /// it; they are a group. `slot`: of this lane's record.
 template <class T>
 __device__ void gather_lower(const latency::Params& params, const WidePlace<T>& at, const Columns& columns, int slot,
-                             const StepOfPiece& step, int room, int info, Gathered& gathered) {
+                             const StepOfPiece& step, int room, int info, Gathered<T>& gathered) {
     const int number = step.number, column = step.half * step_keys + row_of_lane(at), quarter = at.lane % 4;
     const int first_row = records_of_warp * at.helper();
     if constexpr (T::record.is_plain()) {
@@ -117,8 +173,8 @@ __device__ void gather_lower(const latency::Params& params, const WidePlace<T>& 
             gathered.second = columns.is_second(number);
             gathered.packed = T::form == StageForm::blocks_576 ||
                               (T::form == StageForm::blocks_512 && source.record == Record::nvfp4_v41);
-            gathered.scales = load_scales<T>(source, parts, quarter);
-            copy_records_of_form(params, at, source, parts, at.lower_of_record(room, first_row));
+            copy_scales<T>(source, parts, quarter, at.lower_of_record(room, row_of_lane(at)));
+            copy_whole_records(params, at, source, parts, gathered, at.lower_of_record(room, first_row));
         }
     }
     const std::uint32_t present = __ballot_sync(all_lanes, gathered.record != nullptr);
@@ -136,7 +192,7 @@ __device__ void gather_lower(const latency::Params& params, const WidePlace<T>& 
 
 /// The same of the upper dimensions of records that do not stay whole.
 template <class T>
-__device__ void gather_upper(const WidePlace<T>& at, const Gathered& gathered) {
+__device__ void gather_upper(const WidePlace<T>& at, const Gathered<T>& gathered) {
     static_assert(!T::raw.is_whole());
     const SharedAddress to = at.upper_of_record(records_of_warp * at.helper());
     constexpr int pitch = T::raw.upper_pitch;
@@ -156,18 +212,19 @@ __device__ void gather_upper(const WidePlace<T>& at, const Gathered& gathered) {
 }
 
 /// A quarter of a block of 64 dimensions of a record.
-using Halves = uint4[2];
+struct SixteenHalves {
+    uint4 low, high;
+};
 
 __device__ inline void scale_halves(std::uint32_t scale, uint4& halves) {
-    const std::uint32_t twice = scale * 0x10001U;
-    halves = {multiply_bf16x2(halves.x, twice), multiply_bf16x2(halves.y, twice), multiply_bf16x2(halves.z, twice),
-              multiply_bf16x2(halves.w, twice)};
+    halves = {multiply_bf16x2(halves.x, scale), multiply_bf16x2(halves.y, scale), multiply_bf16x2(halves.z, scale),
+              multiply_bf16x2(halves.w, scale)};
 }
 
 /// kBlocks blocks from `first` on of eight records, of which this lane has a quarter of one: all loads come before all
 /// work. To `to` and, the upper half of the quarter, `to_upper`.
 template <class T, int kBlocks>
-__device__ void convert_codes(const RawRecord<T>& record, int quarter, const Gathered& gathered, int first,
+__device__ void convert_codes(const RawRecord<T>& record, int quarter, const Gathered<T>& gathered, int first,
                               SharedAddress to, SharedAddress to_upper) {
     const bool scaled = T::record.has_blocks() && 64 * first < T::record.scaled;
     const bool packed =
@@ -186,40 +243,53 @@ __device__ void convert_codes(const RawRecord<T>& record, int quarter, const Gat
         }
         if (scaled) scales[i] = load_shared_16(record.lower + T::record.scales_offset + (4 * block + quarter) * 2);
     }
-    std::uint32_t nan = 0;
-    if constexpr (T::half == Half::f16) {
-    } else if (packed) {
+    // NaN, and scales that are not below 2^8, take a slower way.
+    std::uint32_t rare = 0;
+    if constexpr (T::half == Half::bf16) {
 #pragma unroll
         for (int i = 0; i < kBlocks; ++i) {
-            const TwoPairs lower = e2m1x8_to_e4m3(codes[i].x), upper = e2m1x8_to_e4m3(codes[i].z);
-            codes[i] = {lower.low, lower.high, upper.low, upper.high};
+            if (packed) {
+                const TwoPairs lower = e2m1x8_to_e4m3(codes[i].x), upper = e2m1x8_to_e4m3(codes[i].z);
+                codes[i] = {lower.low, lower.high, upper.low, upper.high};
+            } else {
+                rare |= has_e4m3_nan(codes[i].x) | has_e4m3_nan(codes[i].y) | has_e4m3_nan(codes[i].z) |
+                        has_e4m3_nan(codes[i].w);
+            }
+            if (!scaled) continue;
+            rare |= (scales[i] & 0x7FFF) >= bf16_of_power(8);
+            scales[i] *= 0x10001U;  // twice
         }
-    } else {
-#pragma unroll
-        for (int i = 0; i < kBlocks; ++i)
-            nan |= has_e4m3_nan(codes[i].x) | has_e4m3_nan(codes[i].y) | has_e4m3_nan(codes[i].z) |
-                   has_e4m3_nan(codes[i].w);
     }
     const auto store = [&](const auto& convert) {
 #pragma unroll
         for (int i = 0; i < kBlocks; ++i) {
-            const TwoPairs x = convert(codes[i].x), y = convert(codes[i].y);
-            const TwoPairs z = convert(codes[i].z), w = convert(codes[i].w);
-            Halves halves = {{x.low, x.high, y.low, y.high}, {z.low, z.high, w.low, w.high}};
-            if (scaled) {
-                scale_halves(scales[i], halves[0]);
-                scale_halves(scales[i], halves[1]);
-            }
-            store_shared(to + (first + i) * T::KeyTile::block_bytes, halves[0]);
-            store_shared(to_upper + (first + i) * T::KeyTile::block_bytes, halves[1]);
+            const auto [low, high] = convert(i);
+            store_shared(to + (first + i) * T::KeyTile::block_bytes, low);
+            store_shared(to_upper + (first + i) * T::KeyTile::block_bytes, high);
         }
     };
-    if constexpr (T::half == Half::f16)
-        store(e4m3x4_to_f16);
-    else if (nan == 0)
-        store(finite_e4m3x4_to_bf16);
-    else
-        store(e4m3x4_to_bf16);
+    const auto halves_of = [&](const uint4& words, const auto& convert) {
+        const TwoPairs x = convert(words.x), y = convert(words.y), z = convert(words.z), w = convert(words.w);
+        return SixteenHalves{{x.low, x.high, y.low, y.high}, {z.low, z.high, w.low, w.high}};
+    };
+    if constexpr (T::half == Half::f16) {
+        store([&](int i) { return halves_of(codes[i], e4m3x4_to_f16); });
+    } else if (rare == 0) {
+        store([&](int i) {
+            // What codes lack to be BF16, and their scale, in one product.
+            const std::uint32_t factor = scaled ? multiply_bf16x2(scales[i], e4m3_bf16_factor) : e4m3_bf16_factor;
+            return halves_of(codes[i], [factor](std::uint32_t word) { return finite_e4m3x4_to_bf16(word, factor); });
+        });
+    } else {
+        store([&](int i) {
+            SixteenHalves halves = halves_of(codes[i], e4m3x4_to_bf16);
+            if (scaled) {
+                scale_halves(scales[i], halves.low);
+                scale_halves(scales[i], halves.high);
+            }
+            return halves;
+        });
+    }
 }
 
 /// The same of a block of BF16 values.
@@ -234,7 +304,7 @@ __device__ void convert_wide(const RawRecord<T>& record, int quarter, int block,
 
 /// Blocks [kBegin, kEnd) of a warp's eight records of a step, which have come, to a stage.
 template <int kBegin, int kEnd, class T>
-__device__ void convert_blocks(const WidePlace<T>& at, const RawRecord<T>& record, const Gathered& gathered,
+__device__ void convert_blocks(const WidePlace<T>& at, const RawRecord<T>& record, const Gathered<T>& gathered,
                                int stage) {
     const int quarter = at.lane % 4, row = row_of_lane(at);
     const SharedAddress to = at.step_tile(stage) + T::KeyTile::byte(row, 2 * quarter);
@@ -262,16 +332,18 @@ __device__ void convert_blocks(const WidePlace<T>& at, const RawRecord<T>& recor
 
 /// A step's records, which columns name one, and scales.
 template <class T>
-__device__ void convert_step(const latency::Params& params, const WidePlace<T>& at, const Gathered& gathered, int room,
-                             int stage) {
+__device__ void convert_step(const latency::Params& params, const WidePlace<T>& at, const Gathered<T>& gathered,
+                             int room, int stage) {
     const int quarter = at.lane % 4, row = row_of_lane(at);
     const RawRecord<T> record(at, room);
     // Under way since: the upper dimensions of this step, and the lower ones, or all, of the next.
     wait_for_copy_groups<T::raw.is_whole() ? 1 : 2>();
     __syncwarp();  // the copies of all lanes
     if constexpr (T::record.has_blocks()) {
+        const StoredScales<T> scales = read_scales<T>(record.lower, gathered.packed, quarter);
+        __syncwarp();  // they are replaced
         store_shared(record.lower + T::record.scales_offset + quarter * 16,
-                     block_scales<T>(params.sources[gathered.second ? 1 : 0], gathered.scales));
+                     block_scales<T>(params.sources[gathered.second ? 1 : 0], scales, quarter));
         __syncwarp();
     }
     convert_blocks<0, lower_dims / 64>(at, record, gathered, stage);
@@ -297,7 +369,7 @@ class Gatherer {
     __device__ bool has_more() const { return has_more_; }
 
     /// Starts the next step's first copies, and loads the slots of the one after it.
-    __device__ void gather(Gathered& gathered, int room, int info) {
+    __device__ void gather(Gathered<T>& gathered, int room, int info) {
         gather_lower(params_.call, at_, columns_, slot_, step_, room, info, gathered);
         std::uint32_t flags = columns_.is_second(step_.number) ? of_second_source : 0;
         if (step_.advance(params_, columns_, piece_)) {
@@ -347,10 +419,10 @@ __device__ void convert(const Params& params, WidePlace<T>& at, WideShared& shar
     keep_lane(at);
     Gatherer<T> gatherer(params, at, shared);
     Turn stage;
-    Gathered first, second, third;
+    Gathered<T> first, second, third;
     int steps = 0;  // that are gathered and not yet converted
     // A group of copies, even where there is no such step: they are counted.
-    const auto gather = [&](Gathered& gathered, int room, int ahead) {
+    const auto gather = [&](Gathered<T>& gathered, int room, int ahead) {
         if (gatherer.has_more()) {
             Turn turn = stage;
             for (int i = 0; i < ahead; ++i) turn.advance(at.stages_of_keys);
@@ -360,7 +432,7 @@ __device__ void convert(const Params& params, WidePlace<T>& at, WideShared& shar
             commit_copies();
         }
     };
-    const auto gather_rest = [&](const Gathered& gathered) {
+    const auto gather_rest = [&](const Gathered<T>& gathered) {
         if constexpr (!T::raw.is_whole()) {
             if (steps > 0)
                 gather_upper(at, gathered);

@@ -75,11 +75,14 @@ __device__ std::uint32_t begin_products(const WidePlace<T>& at, const Turn& stag
     return flags;
 }
 
-/// The others, and what becomes of all of them: the step's dot products, with the scales of groups.
+/// The others, and what becomes of all of them: the step's dot products, with the scales of groups. `present`: of its
+/// columns, loaded while products are waited for.
 template <class T>
-__device__ void finish_products(const WidePlace<T>& at, const Turn& stage, Products& products, Scores& sums) {
+__device__ void finish_products(const WidePlace<T>& at, const Turn& stage, Products& products, Scores& sums,
+                                uint4& present) {
     auto& [even, odd, rope] = products;
     const int i = stage.number, info = info_of(stage);
+    present = load_shared<uint4>(at.present_of_step(info));
     if constexpr (!T::record.has_groups()) {
         wait_for_mma<0>();
         pin(even);
@@ -157,14 +160,14 @@ struct QueryScales {
 
 /// Softmax of a step: dot products to P times p_scale, and what older sums are worth, to the warps of the values.
 template <class T>
-__device__ void weigh_step(const WidePlace<T>& at, const Turn& stage, Scores& scores, const QueryScales& query_scales,
-                           const SumsOfSource& sums, float p_scale, float older, Running (&running)[2], Turn& weights) {
-    const uint4 present = load_shared<uint4>(at.present_of_step(info_of(stage)));  // four bits a key
+__device__ void weigh_step(const WidePlace<T>& at, const Turn& stage, Scores& scores, const uint4& present,
+                           const QueryScales& query_scales, const SumsOfSource& sums, float p_scale, float older,
+                           Running (&running)[2], Turn& weights) {
     // One after the other: their product might overflow.
 #pragma unroll
     for (int j = 0; j < 16; ++j) scores[j] = scores[j] * sums.score_factor * query_scales.of_head[j % 4 / 2];
     if ((present.x & present.y & present.z & present.w) != ~0U) {
-        const std::uint32_t words[4] = {present.x, present.y, present.z, present.w};
+        const std::uint32_t words[4] = {present.x, present.y, present.z, present.w};  // four bits a key
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
             const std::uint32_t word = words[j] >> (8 * (at.lane % 4));
@@ -311,20 +314,22 @@ __device__ void score(const Params& params, WidePlace<T>& at, const WideShared& 
         SumsOfSource sums(params, at, columns, piece);
         Products products;
         Scores scores;
+        uint4 present;
         flags = begin_products(at, stage, products);
-        finish_products(at, stage, products, scores);
+        finish_products(at, stage, products, scores, present);
         while (true) {
             const Turn weighed = stage;
             const QueryScales query_scales(at);
             const float older = sums.enter<T>(params.call, (flags & of_second_source) != 0);
             stage.advance(at.stages_of_keys);
             if ((flags & last_of_piece) != 0) {
-                weigh_step(at, weighed, scores, query_scales, sums, params.call.p_scale, older, running, weights);
+                weigh_step(at, weighed, scores, present, query_scales, sums, params.call.p_scale, older, running,
+                           weights);
                 break;
             }
             flags = begin_products(at, stage, products);
-            weigh_step(at, weighed, scores, query_scales, sums, params.call.p_scale, older, running, weights);
-            finish_products(at, stage, products, scores);
+            weigh_step(at, weighed, scores, present, query_scales, sums, params.call.p_scale, older, running, weights);
+            finish_products(at, stage, products, scores, present);
         }
         piece = piece_again(at, shared, pieces);
         columns = enter<T>(params, at, piece);

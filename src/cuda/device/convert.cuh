@@ -58,12 +58,19 @@ __device__ inline TwoPairs e4m3x4_to_bf16(std::uint32_t codes) {
     return {f16x2_to_bf16x2(halves.low), f16x2_to_bf16x2(halves.high)};
 }
 
-// E4M3 to BF16 by integers and one product a pair, as conversions are slow; NaN becomes 480 (has_e4m3_nan).
-__device__ inline TwoPairs finite_e4m3x4_to_bf16(std::uint32_t codes) {
-    const auto pair = [](std::uint32_t bytes) {  // each code the upper byte of a half
+/// 2^n as BF16, a normal number.
+__device__ constexpr std::uint32_t bf16_of_power(int n) { return static_cast<std::uint32_t>(127 + n) << 7; }
+
+/// Two BF16 of 2^120, what the biases of E4M3's and BF16's exponents differ by.
+inline constexpr std::uint32_t e4m3_bf16_factor = 0x7B807B80;
+
+// E4M3 to BF16, times `factor` / e4m3_bf16_factor, two equal numbers: by integers and one product a pair, as
+// conversions are slow. NaN becomes 480 (has_e4m3_nan).
+__device__ inline TwoPairs finite_e4m3x4_to_bf16(std::uint32_t codes, std::uint32_t factor = e4m3_bf16_factor) {
+    const auto pair = [factor](std::uint32_t bytes) {  // each code the upper byte of a half
         const std::uint32_t scaled = (bytes >> 4 & 0x07F007F0) | (bytes & 0x80008000);
-        std::uint32_t halves;  // times 2^120, what the exponents' biases differ by
-        asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(halves) : "r"(scaled), "r"(0x7B807B80));
+        std::uint32_t halves;
+        asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(halves) : "r"(scaled), "r"(factor));
         return halves;
     };
     return {pair(__byte_perm(codes, 0, 0x1404)), pair(__byte_perm(codes, 0, 0x3424))};

@@ -158,14 +158,14 @@ __device__ inline uint4 load_global_if(bool condition, const uint4* from) {
     return value;
 }
 __device__ inline std::uint32_t load_global_if_16(bool condition, const std::byte* from) {
-    std::uint16_t value = 0;
+    std::uint32_t value = 0;  // a narrower register would be extended at once, and waited for
     asm volatile(
         "{\n"
         ".reg .pred p;\n"
         "setp.ne.b32 p, %2, 0;\n"
         "@p ld.global.u16 %0, [%1];\n"
         "}"
-        : "+h"(value)
+        : "+r"(value)
         : "l"(from), "r"(static_cast<std::uint32_t>(condition))
         : "memory");
     return value;
