@@ -19,11 +19,10 @@ using latency::max_splits;
 constexpr std::array<int, 1> head_tiles = {wide::heads};
 constexpr std::string_view measured_gpu = "NVIDIA H200";  ///< DeviceSpec::name
 
+/// The first one is the default: where records have scales of blocks, P as one number, as that is faster.
 PFormats formats_of(const Problem& problem) {
-    const StageForm form = form_of(problem);
-    if (wide::is_f16(form)) return {PFormat::f16};
-    if (stage_layout(form).codes == 0) return {PFormat::bf16, PFormat::f16};
-    return {PFormat::f16, PFormat::bf16};
+    if (wide::is_f16(form_of(problem))) return {PFormat::f16};
+    return {PFormat::bf16, PFormat::f16};
 }
 
 struct Layout {
@@ -40,23 +39,26 @@ int most_stages(const Problem& problem, const DeviceSpec& device) {
 }
 
 /// Of a CTA for a chunk.
-double chunk_us(const Problem& problem) {
+double chunk_us(const Problem& problem, const PlanOptions& options) {
+    const PFormat format = options.p_format.value_or(formats_of(problem).front());
+    const double second_part = format == PFormat::f16 && !wide::is_f16(form_of(problem)) ? 0.33 : 0.0;
     switch (form_of(problem)) {
         case StageForm::codes_576: return 2.75;
         case StageForm::codes_512: return 2.5;
         case StageForm::groups_576: return 3.12;
         case StageForm::groups_512: return 2.8;
         case StageForm::blocks_rope:
-        case StageForm::blocks_512: return 3.9;
-        case StageForm::blocks_576: return 4.6;
-        case StageForm::wide_576: return 4.0;
+        case StageForm::blocks_512: return 3.57 + second_part;
+        case StageForm::blocks_576: return 4.25 + second_part;
+        case StageForm::wide_576: return 4.0 + second_part;
     }
     return 0;
 }
 
 /// Microseconds that a layout is expected to take for full rows of so many chunks: fitted to what an H200 took
 /// (docs/performance.md, "decode_wide").
-double expected_us(const Problem& problem, const DeviceSpec& device, int splits, std::int64_t chunks) {
+double expected_us(const Problem& problem, const DeviceSpec& device, const PlanOptions& options, int splits,
+                   std::int64_t chunks) {
     const double ends_us = stage_layout(form_of(problem)).is_plain() ? 7.5 : 8.0;
     constexpr double share_us = 8.4, cut_us = 4.8;         // CTAs that have several pieces; to hand sums over
     constexpr double merge_us = 4.4, busy_merge_us = 3.6;  // more, times the square of the share of busy SMs
@@ -66,7 +68,7 @@ double expected_us(const Problem& problem, const DeviceSpec& device, int splits,
     const bool one_each = tiles * splits == ctas;
     const std::int64_t of_cta = one_each ? longest : std::max((tiles * chunks + ctas - 1) / ctas, longest);
     const double busy = static_cast<double>(ctas) / std::max(device.sms, 1);
-    double us = ends_us + static_cast<double>(of_cta) * chunk_us(problem);
+    double us = ends_us + static_cast<double>(of_cta) * chunk_us(problem, options);
     if (!one_each) us += share_us + (of_cta % longest == 0 ? 0 : cut_us);
     if (splits > 1)
         us += (merge_us + busy * busy * busy_merge_us) * static_cast<double>((tiles * splits + ctas - 1) / ctas);
@@ -84,7 +86,7 @@ Choice choose_layout(const Problem& problem, const DeviceSpec& device, const Pla
     const auto most_splits = static_cast<int>(std::min<std::int64_t>(chunks, max_splits));
     choice.layout.stages = options.stages.value_or(most_stages(problem, device));
     for (int splits = options.splits.value_or(1); splits <= options.splits.value_or(most_splits); ++splits) {
-        const double us = expected_us(problem, device, splits, chunks);
+        const double us = expected_us(problem, device, options, splits, chunks);
         if (us >= choice.us) continue;
         choice.us = us;
         choice.layout.splits = splits;
