@@ -47,9 +47,9 @@ double chunk_us(const Problem& problem, const PlanOptions& options) {
         case StageForm::codes_512: return 2.5;
         case StageForm::groups_576: return 3.12;
         case StageForm::groups_512: return 2.8;
-        case StageForm::blocks_rope:
-        case StageForm::blocks_512: return 3.57 + second_part;
-        case StageForm::blocks_576: return 4.25 + second_part;
+        case StageForm::blocks_rope: return 3.38 + second_part;
+        case StageForm::blocks_512: return 3.85 + second_part;
+        case StageForm::blocks_576: return 4.6 + second_part;
         case StageForm::wide_576: return 4.0 + second_part;
     }
     return 0;

@@ -6,95 +6,90 @@
 
 namespace sparsemla::detail::wide {
 
-/// A quarter of a block of 64 dimensions of a record.
-struct SixteenHalves {
-    uint4 low, high;
-};
-
 __device__ inline void scale_halves(std::uint32_t scale, uint4& halves) {
     halves = {multiply_bf16x2(halves.x, scale), multiply_bf16x2(halves.y, scale), multiply_bf16x2(halves.z, scale),
               multiply_bf16x2(halves.w, scale)};
 }
 
 /// kBlocks blocks from `first` on of eight records, of which this lane has a quarter of one: all loads come before all
-/// work. To `to` and, the upper half of the quarter, `to_upper`.
+/// work. Of the quarter the lower half goes to `to`, the upper one beside it: to ^ 16.
 template <class T, int kBlocks>
 __device__ void convert_codes(const RawRecord<T>& record, int quarter, const Gathered<T>& gathered, int first,
-                              SharedAddress to, SharedAddress to_upper) {
+                              SharedAddress to) {
     const bool scaled = T::record.has_blocks() && 64 * first < T::record.scaled;
     const bool packed =
         (T::form == StageForm::blocks_512 || T::form == StageForm::blocks_576) && scaled && gathered.packed;
     uint4 codes[kBlocks];
-    std::uint32_t scales[kBlocks];
-#pragma unroll
-    for (int i = 0; i < kBlocks; ++i) {
-        const int block = first + i;
-        if (packed) {
-            const uint2 pairs = load_shared<uint2>(record.lower + packed_bytes + 32 * block + 8 * quarter);
-            codes[i].x = pairs.x;
-            codes[i].z = pairs.y;
-        } else {
-            codes[i] = load_shared<uint4>(record.block(block) + 16 * quarter);
-        }
-        if (scaled) scales[i] = load_shared_16(record.lower + T::record.scales_offset + (4 * block + quarter) * 2);
-    }
-    // NaN, and scales that are not below 2^8, take a slower way.
-    std::uint32_t rare = 0;
-    if constexpr (T::half == Half::bf16) {
+    std::uint32_t scales[kBlocks];  // twice
+    const auto load = [&] {
 #pragma unroll
         for (int i = 0; i < kBlocks; ++i) {
+            const int block = first + i;
             if (packed) {
-                const TwoPairs lower = e2m1x8_to_e4m3(codes[i].x), upper = e2m1x8_to_e4m3(codes[i].z);
-                codes[i] = {lower.low, lower.high, upper.low, upper.high};
+                const uint2 pairs = load_shared<uint2>(record.lower + packed_bytes + 32 * block + 8 * quarter);
+                codes[i].x = pairs.x;
+                codes[i].z = pairs.y;
             } else {
-                rare |= has_e4m3_nan(codes[i].x) | has_e4m3_nan(codes[i].y) | has_e4m3_nan(codes[i].z) |
-                        has_e4m3_nan(codes[i].w);
+                codes[i] = load_shared<uint4>(record.block(block) + 16 * quarter);
             }
-            if (!scaled) continue;
-            rare |= (scales[i] & 0x7FFF) >= bf16_of_power(8);
-            scales[i] *= 0x10001U;  // twice
+            if (scaled) scales[i] = load_shared_16(record.lower + T::record.scales_offset + (4 * block + quarter) * 2);
         }
-    }
-    const auto store = [&](const auto& convert) {
+        if constexpr (T::half == Half::bf16) {
+#pragma unroll
+            for (int i = 0; i < kBlocks; ++i) {
+                if (packed) {
+                    const TwoPairs lower = e2m1x8_to_e4m3(codes[i].x), upper = e2m1x8_to_e4m3(codes[i].z);
+                    codes[i] = {lower.low, lower.high, upper.low, upper.high};
+                }
+                if (scaled) scales[i] *= 0x10001U;
+            }
+        }
+    };
+    load();
+    const auto store = [&](const auto& convert, const auto& finish) {
 #pragma unroll
         for (int i = 0; i < kBlocks; ++i) {
-            const auto [low, high] = convert(i);
-            store_shared(to + (first + i) * T::KeyTile::block_bytes, low);
-            store_shared(to_upper + (first + i) * T::KeyTile::block_bytes, high);
+            const TwoPairs x = convert(codes[i].x, i), y = convert(codes[i].y, i);
+            const TwoPairs z = convert(codes[i].z, i), w = convert(codes[i].w, i);
+            uint4 halves[2] = {{x.low, x.high, y.low, y.high}, {z.low, z.high, w.low, w.high}};
+            finish(halves, i);
+            const SharedAddress place = to + (first + i) * T::KeyTile::block_bytes;
+            store_shared(place, halves[0]);
+            store_shared(place ^ 16, halves[1]);
         }
     };
-    const auto halves_of = [&](const uint4& words, const auto& convert) {
-        const TwoPairs x = convert(words.x), y = convert(words.y), z = convert(words.z), w = convert(words.w);
-        return SixteenHalves{{x.low, x.high, y.low, y.high}, {z.low, z.high, w.low, w.high}};
-    };
+    const auto nothing = [](uint4(&)[2], int) {};
     if constexpr (T::half == Half::f16) {
-        store([&](int i) { return halves_of(codes[i], e4m3x4_to_f16); });
-    } else if (rare == 0) {
-        store([&](int i) {
-            // What codes lack to be BF16, and their scale, in one product.
-            const std::uint32_t factor = scaled ? multiply_bf16x2(scales[i], e4m3_bf16_factor) : e4m3_bf16_factor;
-            return halves_of(codes[i], [factor](std::uint32_t word) { return finite_e4m3x4_to_bf16(word, factor); });
-        });
+        store([](std::uint32_t word, int) { return e4m3x4_to_f16(word); }, nothing);
     } else {
-        store([&](int i) {
-            SixteenHalves halves = halves_of(codes[i], e4m3x4_to_bf16);
-            if (scaled) {
-                scale_halves(scales[i], halves.low);
-                scale_halves(scales[i], halves.high);
-            }
-            return halves;
-        });
+        // What codes lack to be BF16, and their scale, in one product.
+        const auto factor = [&](int i) {
+            return scaled ? multiply_bf16x2(scales[i], e4m3_bf16_factor) : e4m3_bf16_factor;
+        };
+        LargestCodes largest;
+        bool rare = false;  // scales that are not below 2^8, or NaN
+#pragma unroll
+        for (int i = 0; i < kBlocks; ++i) rare = rare || (scaled && (scales[i] & 0x7FFF) >= bf16_of_power(8));
+        store([&](std::uint32_t word, int i) { return finite_e4m3x4_to_bf16(word, factor(i), largest); }, nothing);
+        if (!rare && !largest.has_nan()) return;
+        load();  // again: no registers meanwhile
+        store([](std::uint32_t word, int) { return e4m3x4_to_bf16(word); },
+              [&](uint4(&halves)[2], int i) {
+                  if (!scaled) return;
+                  scale_halves(scales[i], halves[0]);
+                  scale_halves(scales[i], halves[1]);
+              });
     }
 }
 
 /// The same of a block of BF16 values.
 template <class T>
-__device__ void convert_wide(const RawRecord<T>& record, int quarter, int block, SharedAddress to,
-                             SharedAddress to_upper) {
+__device__ void convert_wide(const RawRecord<T>& record, int quarter, int block, SharedAddress to) {
     const SharedAddress from = record.half_of_wide(block, quarter / 2) + quarter % 2 * 32;
     const uint4 lower = load_shared<uint4>(from), upper = load_shared<uint4>(from + 16);
-    store_shared(to + block * T::KeyTile::block_bytes, lower);
-    store_shared(to_upper + block * T::KeyTile::block_bytes, upper);
+    const SharedAddress place = to + block * T::KeyTile::block_bytes;
+    store_shared(place, lower);
+    store_shared(place ^ 16, upper);
 }
 
 /// Blocks [kBegin, kEnd) of a warp's eight records of a step, which have come, to a stage.
@@ -103,26 +98,24 @@ __device__ void convert_blocks(const WidePlace<T>& at, const RawRecord<T>& recor
                                int stage) {
     const int quarter = at.lane % 4, row = row_of_lane(at);
     const SharedAddress to = at.step_tile(stage) + T::KeyTile::byte(row, 2 * quarter);
-    const SharedAddress to_upper = at.step_tile(stage) + T::KeyTile::byte(row, 2 * quarter + 1);
     constexpr int code_blocks = T::record.codes / 64;
     constexpr int alike = (T::record.has_blocks() ? T::record.scaled : T::record.codes) / 64;  // codes with scales
     constexpr int end = std::min(kEnd, alike), count = end - kBegin;
     if constexpr (T::half == Half::f16) {  // straight code, and all loads at once as far as there are registers
         constexpr int later = kBegin > 0 && count % 2 == 0 ? count / 2 : 0;
-        convert_codes<T, count - later>(record, quarter, gathered, kBegin, to, to_upper);
-        if constexpr (later > 0) convert_codes<T, later>(record, quarter, gathered, end - later, to, to_upper);
+        convert_codes<T, count - later>(record, quarter, gathered, kBegin, to);
+        if constexpr (later > 0) convert_codes<T, later>(record, quarter, gathered, end - later, to);
     } else if constexpr (count > 0) {
         constexpr int together = count % 3 == 0 ? 3 : count % 2 == 0 ? 2 : 1;
 #pragma unroll 1
         for (int block = kBegin; block < end; block += together)
-            convert_codes<T, together>(record, quarter, gathered, block, to, to_upper);
+            convert_codes<T, together>(record, quarter, gathered, block, to);
     }
 #pragma unroll 1
     for (int block = std::max(kBegin, alike); block < std::min(kEnd, code_blocks); ++block)
-        convert_codes<T, 1>(record, quarter, gathered, block, to, to_upper);
+        convert_codes<T, 1>(record, quarter, gathered, block, to);
 #pragma unroll 1
-    for (int block = std::max(kBegin, code_blocks); block < kEnd; ++block)
-        convert_wide<T>(record, quarter, block, to, to_upper);
+    for (int block = std::max(kBegin, code_blocks); block < kEnd; ++block) convert_wide<T>(record, quarter, block, to);
 }
 
 /// A step's records, which columns name one, and scales.

@@ -88,11 +88,25 @@ void expect_every_code(const Decode& decode) {
 /// By integers, as decode_wide does: NaN through the other way.
 struct ToBf16ByIntegers {
     __device__ device::TwoPairs operator()(std::uint32_t codes) const {
-        return device::has_e4m3_nan(codes) != 0 ? device::e4m3x4_to_bf16(codes) : device::finite_e4m3x4_to_bf16(codes);
+        device::LargestCodes largest;
+        const device::TwoPairs halves = device::finite_e4m3x4_to_bf16(codes, device::e4m3_bf16_factor, largest);
+        return largest.has_nan() ? device::e4m3x4_to_bf16(codes) : halves;
+    }
+};
+/// The same times 2^-5, in one product.
+struct ToBf16WithScale {
+    __device__ device::TwoPairs operator()(std::uint32_t codes) const {
+        const std::uint32_t scale = device::bf16_of_power(-5) * 0x10001;
+        device::LargestCodes largest;
+        return device::finite_e4m3x4_to_bf16(codes, device::multiply_bf16x2(scale, device::e4m3_bf16_factor), largest);
     }
 };
 struct FindsNan {
-    __device__ std::uint32_t operator()(std::uint32_t codes) const { return device::has_e4m3_nan(codes); }
+    __device__ std::uint32_t operator()(std::uint32_t codes) const {
+        device::LargestCodes largest;
+        device::finite_e4m3x4_to_bf16(codes, device::e4m3_bf16_factor, largest);
+        return largest.has_nan() ? 1 : 0;
+    }
 };
 
 TEST_F(ConvertDevice, EveryE4m3CodeToBf16ByIntegers) {
@@ -102,6 +116,13 @@ TEST_F(ConvertDevice, EveryE4m3CodeToBf16ByIntegers) {
         for (int byte = 0; byte < 4; ++byte) alone.push_back(code << (8 * byte));
     const auto found = map<std::uint32_t, FindsNan>(alone);
     for (std::size_t i = 0; i < alone.size(); ++i) EXPECT_EQ(found[i] != 0, (i / 4 & 0x7F) == 0x7F) << i / 4;
+    const auto scaled = map<device::TwoPairs, ToBf16WithScale>(alone);
+    for (std::size_t i = 0; i < alone.size(); ++i) {
+        const auto code = static_cast<std::uint8_t>(i / 4);
+        if ((code & 0x7F) == 0x7F) continue;
+        const std::uint32_t pair = i % 4 < 2 ? scaled[i].low : scaled[i].high;
+        EXPECT_EQ(bf16_to_float(half_of(pair, i % 2)), e4m3_to_float(code) / 32) << "code " << i / 4;
+    }
 }
 
 TEST_F(ConvertDevice, EveryE4m3CodeToF16) { expect_every_code<ToF16>(f16_to_float); }

@@ -58,27 +58,39 @@ __device__ inline TwoPairs e4m3x4_to_bf16(std::uint32_t codes) {
     return {f16x2_to_bf16x2(halves.low), f16x2_to_bf16x2(halves.high)};
 }
 
+// Products of two pairs, nearest even.
+__device__ inline std::uint32_t multiply_f16x2(std::uint32_t a, std::uint32_t b) {
+    std::uint32_t product;
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
+    return product;
+}
+__device__ inline std::uint32_t multiply_bf16x2(std::uint32_t a, std::uint32_t b) {
+    std::uint32_t product;
+    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
+    return product;
+}
+
 /// 2^n as BF16, a normal number.
 __device__ constexpr std::uint32_t bf16_of_power(int n) { return static_cast<std::uint32_t>(127 + n) << 7; }
 
 /// Two BF16 of 2^120, what the biases of E4M3's and BF16's exponents differ by.
 inline constexpr std::uint32_t e4m3_bf16_factor = 0x7B807B80;
 
+/// Of pairs of magnitudes of E4M3 codes in places 4 .. 10 of a half, the largest ones so far.
+struct LargestCodes {
+    std::uint32_t pair = 0;
+    __device__ bool has_nan() const { return (pair & 0x7F0) == 0x7F0 || (pair >> 16 & 0x7F0) == 0x7F0; }
+};
+
 // E4M3 to BF16, times `factor` / e4m3_bf16_factor, two equal numbers: by integers and one product a pair, as
-// conversions are slow. NaN becomes 480 (has_e4m3_nan).
-__device__ inline TwoPairs finite_e4m3x4_to_bf16(std::uint32_t codes, std::uint32_t factor = e4m3_bf16_factor) {
-    const auto pair = [factor](std::uint32_t bytes) {  // each code the upper byte of a half
-        const std::uint32_t scaled = (bytes >> 4 & 0x07F007F0) | (bytes & 0x80008000);
-        std::uint32_t halves;
-        asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(halves) : "r"(scaled), "r"(factor));
-        return halves;
+// conversions are slow. NaN becomes 480, and `largest` tells.
+__device__ inline TwoPairs finite_e4m3x4_to_bf16(std::uint32_t codes, std::uint32_t factor, LargestCodes& largest) {
+    const auto pair = [&](std::uint32_t bytes) {  // each code the upper byte of a half
+        const std::uint32_t magnitudes = bytes >> 4 & 0x07F007F0;
+        largest.pair = __vmaxu2(largest.pair, magnitudes);
+        return multiply_bf16x2(magnitudes | (bytes & 0x80008000), factor);
     };
     return {pair(__byte_perm(codes, 0, 0x1404)), pair(__byte_perm(codes, 0, 0x3424))};
-}
-
-// Not 0 where one of four E4M3 codes is NaN.
-__device__ inline std::uint32_t has_e4m3_nan(std::uint32_t codes) {
-    return ((codes & 0x7F7F7F7F) + 0x01010101) & 0x80808080;
 }
 
 // 2^(code - 127) as two equal BF16, exactly; 255 is NaN.
@@ -105,18 +117,6 @@ __device__ inline std::uint32_t largest_bf16x2(std::uint32_t a, std::uint32_t b)
     std::uint32_t larger;
     asm("max.bf16x2 %0, %1, %2;" : "=r"(larger) : "r"(a & 0x7FFF7FFF), "r"(b & 0x7FFF7FFF));
     return larger;
-}
-
-// Products of two pairs, nearest even.
-__device__ inline std::uint32_t multiply_f16x2(std::uint32_t a, std::uint32_t b) {
-    std::uint32_t product;
-    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
-    return product;
-}
-__device__ inline std::uint32_t multiply_bf16x2(std::uint32_t a, std::uint32_t b) {
-    std::uint32_t product;
-    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
-    return product;
 }
 
 // 2^(field - 127), for an exponent field of FP32 up to 254; subnormal from 0 down, and 0 below those.
