@@ -184,7 +184,9 @@ std::optional<Choice> choice_of(const TuningRow& row, const Problem& problem, co
         return std::nullopt;
     // What another GPU ran at once may be more than this one can.
     if (row.gpu != device.name && waves_of(problem, device, layout) > 1) return std::nullopt;
-    return Choice{.layout = layout, .us = row.us, .measured = &row, .refusal = {}};
+    // Records without scales are swept with E4M3 queries.
+    const double factor = stage_layout(form_of(problem)).is_plain() ? chunk_factor(problem) : 1.0;
+    return Choice{.layout = layout, .us = row.us * factor, .measured = &row, .refusal = {}};
 }
 
 /// The same for a row of fewer rows than the problem has, where as many clusters at a time are enough for all of them:

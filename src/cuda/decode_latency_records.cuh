@@ -3,9 +3,6 @@
 // dimensions, through registers.
 #pragma once
 
-#include <iterator>
-#include <type_traits>
-
 #include "cuda/decode_latency_gather.cuh"
 #include "cuda/device/convert.cuh"
 
@@ -89,7 +86,8 @@ __device__ void copy_pieces(const Params& params, const Place<T>& at, const std:
     }
 }
 
-/// What a lane has of the scales of record lane / 4: a quarter, as stored; zeros of an absent one.
+/// What a lane has of the scales of record lane / 4: a quarter, as stored; zeros of an absent one. Of fp8_v41 the first
+/// word is all.
 template <class T>
 struct StoredScales {
     std::uint32_t words[T::form == StageForm::blocks_576 ? 4 : T::form == StageForm::blocks_512 ? 2 : 1];
@@ -119,7 +117,7 @@ __device__ StoredScales<T> load_scales(const SourceView& source, const RecordPar
 /// The quarter's eight scales of 16 dimensions as BF16.
 template <class T>
 __device__ uint4 block_scales(const SourceView& source, const StoredScales<T>& stored, int quarter) {
-    const std::uint32_t(&words)[std::size(StoredScales<T>().words)] = stored.words;
+    const auto& words = stored.words;
     if constexpr (T::form == StageForm::blocks_rope) {
         // Of eight bytes the last one is none.
         const std::uint32_t low = ue8m0_to_bf16_twice(words[0] & 0xFF);
@@ -214,7 +212,7 @@ __device__ void gather_records(const Params& params, const Place<T>& at, const C
     const bool bulk = params.gather == Gather::bulk && !packed && !params.narrow_copies;
     const int quarter = at.lane % 4;
     RecordParts parts[P::passes];
-    [[maybe_unused]] std::conditional_t<T::record.has_blocks(), StoredScales<T>, int> scales[P::passes];
+    [[maybe_unused]] StoredScales<T> scales[P::passes];
     int copies = 0;
 #pragma unroll
     for (int pass = 0; pass < P::passes; ++pass) {

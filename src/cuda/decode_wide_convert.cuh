@@ -2,6 +2,8 @@
 // records of a step that it gathered: it waits for its own copies and for a free stage alone.
 #pragma once
 
+#include <algorithm>
+
 #include "cuda/decode_wide_gather.cuh"
 
 namespace sparsemla::detail::wide {
@@ -14,7 +16,7 @@ __device__ inline void scale_halves(std::uint32_t scale, uint4& halves) {
 /// kBlocks blocks from `first` on of eight records, of which this lane has a quarter of one: all loads come before all
 /// work. Of the quarter the lower half goes to `to`, the upper one beside it: to ^ 16.
 template <class T, int kBlocks>
-__device__ void convert_codes(const RawRecord<T>& record, int quarter, const Gathered<T>& gathered, int first,
+__device__ void convert_codes(const RawRecord<T>& record, int quarter, const Gathered& gathered, int first,
                               SharedAddress to) {
     const bool scaled = T::record.has_blocks() && 64 * first < T::record.scaled;
     const bool packed =
@@ -94,7 +96,7 @@ __device__ void convert_wide(const RawRecord<T>& record, int quarter, int block,
 
 /// Blocks [kBegin, kEnd) of a warp's eight records of a step, which have come, to a stage.
 template <int kBegin, int kEnd, class T>
-__device__ void convert_blocks(const WidePlace<T>& at, const RawRecord<T>& record, const Gathered<T>& gathered,
+__device__ void convert_blocks(const WidePlace<T>& at, const RawRecord<T>& record, const Gathered& gathered,
                                int stage) {
     const int quarter = at.lane % 4, row = row_of_lane(at);
     const SharedAddress to = at.step_tile(stage) + T::KeyTile::byte(row, 2 * quarter);
@@ -120,8 +122,8 @@ __device__ void convert_blocks(const WidePlace<T>& at, const RawRecord<T>& recor
 
 /// A step's records, which columns name one, and scales.
 template <class T>
-__device__ void convert_step(const latency::Params& params, const WidePlace<T>& at, const Gathered<T>& gathered,
-                             int room, int stage) {
+__device__ void convert_step(const latency::Params& params, const WidePlace<T>& at, const Gathered& gathered, int room,
+                             int stage) {
     const int quarter = at.lane % 4, row = row_of_lane(at);
     const RawRecord<T> record(at, room);
     // Under way since: the upper dimensions of this step, and the lower ones, or all, of the next.
@@ -157,7 +159,7 @@ class Gatherer {
     __device__ bool has_more() const { return has_more_; }
 
     /// Starts the next step's first copies, and loads the slots of the one after it.
-    __device__ void gather(Gathered<T>& gathered, int room, int info) {
+    __device__ void gather(Gathered& gathered, int room, int info) {
         gather_lower(params_.call, at_, columns_, slot_, step_, room, info, gathered);
         std::uint32_t flags = columns_.is_second(step_.number) ? of_second_source : 0;
         if (step_.advance(params_, columns_, piece_)) {
@@ -207,10 +209,10 @@ __device__ void convert(const Params& params, WidePlace<T>& at, WideShared& shar
     keep_lane(at);
     Gatherer<T> gatherer(params, at, shared);
     Turn stage;
-    Gathered<T> first, second, third;
+    Gathered first, second, third;
     int steps = 0;  // that are gathered and not yet converted
     // A group of copies, even where there is no such step: they are counted.
-    const auto gather = [&](Gathered<T>& gathered, int room, int ahead) {
+    const auto gather = [&](Gathered& gathered, int room, int ahead) {
         if (gatherer.has_more()) {
             Turn turn = stage;
             for (int i = 0; i < ahead; ++i) turn.advance(at.stages_of_keys);
@@ -220,7 +222,7 @@ __device__ void convert(const Params& params, WidePlace<T>& at, WideShared& shar
             commit_copies();
         }
     };
-    const auto gather_rest = [&](const Gathered<T>& gathered) {
+    const auto gather_rest = [&](const Gathered& gathered) {
         if constexpr (!T::raw.is_whole()) {
             if (steps > 0)
                 gather_upper(at, gathered);

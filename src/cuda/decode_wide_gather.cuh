@@ -2,7 +2,6 @@
 // that it will convert: it waits for its own copies alone.
 #pragma once
 
-#include <algorithm>
 #include <utility>
 
 #include "cuda/decode_latency_records.cuh"
@@ -20,7 +19,6 @@ __device__ int row_of_lane(const WidePlace<T>& at) {
 }
 
 /// What a lane keeps of record lane / 4 from its gather to its conversion.
-template <class T>
 struct Gathered {
     const std::byte* record;  ///< null where it is absent
     const std::byte* rope;    ///< of wide records the same
@@ -96,28 +94,27 @@ struct RecordCopies {
 };
 
 /// Scales of blocks come by asynchronous copies, as a register that is loaded would be waited for together with slots
-/// that were asked for later. They lie, as stored, in the last 32 bytes of where their BF16 will.
+/// that were asked for later. They lie, as stored, in the upper half of where their BF16 will.
 template <class T>
-__device__ SharedAddress stored_scales(SharedAddress record) {
-    return record + T::record.scales_offset + 2 * value_blocks - 32;
+__device__ SharedAddress place_of_stored_scales(SharedAddress record) {
+    static_assert(stored_layout(T::form).scale_bytes <= value_blocks);
+    return record + T::record.scales_offset + value_blocks;
 }
 
 template <class T>
-__device__ void copy_scales(const SourceView& source, const RecordParts& parts, int quarter, SharedAddress record) {
+__device__ void copy_scales(const RecordParts& parts, bool packed, int quarter, SharedAddress record) {
     const bool absent = !parts.present;
-    // Of a quarter eight bytes or four; of fp8_v4, which has eight in all, two lanes copy four each.
-    const bool eight =
-        T::form == StageForm::blocks_576 || (T::form == StageForm::blocks_512 && source.record == Record::nvfp4_v41);
-    const int offset = quarter * (eight ? 8 : 4);
-    const SharedAddress to = stored_scales<T>(record) + offset;
+    // Of a quarter eight bytes (E2M1's scales) or four; of fp8_v4, which has eight in all, two lanes copy four each.
+    const int offset = quarter * (packed ? 8 : 4);
+    const SharedAddress to = place_of_stored_scales<T>(record) + offset;
     copy_4_async(to, parts.more + offset, absent || (T::form == StageForm::blocks_rope && quarter >= 2));
-    if (eight) copy_4_async(to + 4, parts.more + offset + 4, absent);
+    if (packed) copy_4_async(to + 4, parts.more + offset + 4, absent);
 }
 
 /// A lane's quarter, once it has come.
 template <class T>
 __device__ StoredScales<T> read_scales(SharedAddress record, bool packed, int quarter) {
-    const SharedAddress from = stored_scales<T>(record);
+    const SharedAddress from = place_of_stored_scales<T>(record);
     if constexpr (T::form == StageForm::blocks_rope) {
         return {load_shared_16(from + 2 * quarter)};
     } else if constexpr (T::form == StageForm::blocks_512) {
@@ -132,7 +129,7 @@ __device__ StoredScales<T> read_scales(SharedAddress record, bool packed, int qu
 /// Copies of eight records that stay whole, but for their scales.
 template <class T>
 __device__ void copy_whole_records(const latency::Params& params, const WidePlace<T>& at, const SourceView& source,
-                                   const RecordParts& parts, const Gathered<T>& gathered, SharedAddress to) {
+                                   const RecordParts& parts, const Gathered& gathered, SharedAddress to) {
     constexpr int pitch = T::raw.lower_pitch;
     if (T::form == StageForm::blocks_rope && params.narrow_copies)
         return copy_records_of_form(params, at, source, parts, to);
@@ -155,7 +152,7 @@ __device__ void copy_whole_records(const latency::Params& params, const WidePlac
 /// it; they are a group. `slot`: of this lane's record.
 template <class T>
 __device__ void gather_lower(const latency::Params& params, const WidePlace<T>& at, const Columns& columns, int slot,
-                             const StepOfPiece& step, int room, int info, Gathered<T>& gathered) {
+                             const StepOfPiece& step, int room, int info, Gathered& gathered) {
     const int number = step.number, column = step.half * step_keys + row_of_lane(at), quarter = at.lane % 4;
     const int first_row = records_of_warp * at.helper();
     if constexpr (T::record.is_plain()) {
@@ -173,7 +170,7 @@ __device__ void gather_lower(const latency::Params& params, const WidePlace<T>& 
             gathered.second = columns.is_second(number);
             gathered.packed = T::form == StageForm::blocks_576 ||
                               (T::form == StageForm::blocks_512 && source.record == Record::nvfp4_v41);
-            copy_scales<T>(source, parts, quarter, at.lower_of_record(room, row_of_lane(at)));
+            copy_scales<T>(parts, gathered.packed, quarter, at.lower_of_record(room, row_of_lane(at)));
             copy_whole_records(params, at, source, parts, gathered, at.lower_of_record(room, first_row));
         }
     }
@@ -192,7 +189,7 @@ __device__ void gather_lower(const latency::Params& params, const WidePlace<T>& 
 
 /// The same of the upper dimensions of records that do not stay whole.
 template <class T>
-__device__ void gather_upper(const WidePlace<T>& at, const Gathered<T>& gathered) {
+__device__ void gather_upper(const WidePlace<T>& at, const Gathered& gathered) {
     static_assert(!T::raw.is_whole());
     const SharedAddress to = at.upper_of_record(records_of_warp * at.helper());
     constexpr int pitch = T::raw.upper_pitch;

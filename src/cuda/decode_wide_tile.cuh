@@ -66,7 +66,6 @@ struct WideTile {
     static_assert(half == Half::bf16 || parts == 1);
     static constexpr RawLayout raw = raw_layout(kForm);
     static constexpr int pitch = raw.lower_pitch;  ///< what the gather of decode_latency takes for a stage's
-    static constexpr int stage_bytes = chunk_keys * pitch;
     static constexpr int step_bytes = static_cast<int>(wide::step_bytes(kForm));
     static constexpr SharedLayout layout = shared_layout(kForm, 1);  ///< what does not depend on the stages
     /// Such that nothing is spilled.

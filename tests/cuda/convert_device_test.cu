@@ -93,12 +93,18 @@ struct ToBf16ByIntegers {
         return largest.has_nan() ? device::e4m3x4_to_bf16(codes) : halves;
     }
 };
-/// The same times 2^-5, in one product.
-struct ToBf16WithScale {
-    __device__ device::TwoPairs operator()(std::uint32_t codes) const {
-        const std::uint32_t scale = device::bf16_of_power(-5) * 0x10001;
+/// Times a scale of BF16, in one product, and in two: x codes, y the scale twice.
+struct ToBf16InOneProduct {
+    __device__ device::TwoPairs operator()(uint2 words) const {
         device::LargestCodes largest;
-        return device::finite_e4m3x4_to_bf16(codes, device::multiply_bf16x2(scale, device::e4m3_bf16_factor), largest);
+        return device::finite_e4m3x4_to_bf16(words.x, device::multiply_bf16x2(words.y, device::e4m3_bf16_factor),
+                                             largest);
+    }
+};
+struct ToBf16InTwoProducts {
+    __device__ device::TwoPairs operator()(uint2 words) const {
+        const device::TwoPairs halves = device::e4m3x4_to_bf16(words.x);
+        return {device::multiply_bf16x2(halves.low, words.y), device::multiply_bf16x2(halves.high, words.y)};
     }
 };
 struct FindsNan {
@@ -116,12 +122,26 @@ TEST_F(ConvertDevice, EveryE4m3CodeToBf16ByIntegers) {
         for (int byte = 0; byte < 4; ++byte) alone.push_back(code << (8 * byte));
     const auto found = map<std::uint32_t, FindsNan>(alone);
     for (std::size_t i = 0; i < alone.size(); ++i) EXPECT_EQ(found[i] != 0, (i / 4 & 0x7F) == 0x7F) << i / 4;
-    const auto scaled = map<device::TwoPairs, ToBf16WithScale>(alone);
-    for (std::size_t i = 0; i < alone.size(); ++i) {
-        const auto code = static_cast<std::uint8_t>(i / 4);
-        if ((code & 0x7F) == 0x7F) continue;
-        const std::uint32_t pair = i % 4 < 2 ? scaled[i].low : scaled[i].high;
-        EXPECT_EQ(bf16_to_float(half_of(pair, i % 2)), e4m3_to_float(code) / 32) << "code " << i / 4;
+}
+
+// Every code with every UE8M0 and E4M3 scale below 2^8, the signs of zeros included.
+TEST_F(ConvertDevice, EveryScaleInOneProduct) {
+    std::vector<uint2> words;
+    for (std::uint32_t scale = 0; scale < 512; ++scale) {
+        const auto code = static_cast<std::uint8_t>(scale);
+        const float value = scale < 256 ? ue8m0_to_float(code) : e4m3_to_float(code);
+        if (!(std::abs(value) < 256)) continue;
+        for (std::uint32_t first = 0; first < 256; first += 2) {
+            if ((first & 0x7E) == 0x7E) continue;  // NaN is the next one
+            const std::uint32_t codes = first | (first + 1) << 8 | (first ^ 0x80) << 16 | first << 24;
+            words.push_back({codes, float_to_bf16(value) * 0x10001U});
+        }
+    }
+    const auto one = map<device::TwoPairs, ToBf16InOneProduct>(words);
+    const auto two = map<device::TwoPairs, ToBf16InTwoProducts>(words);
+    for (std::size_t i = 0; i < words.size(); ++i) {
+        ASSERT_EQ(one[i].low, two[i].low) << std::hex << "codes " << words[i].x << ", scale " << words[i].y;
+        ASSERT_EQ(one[i].high, two[i].high) << std::hex << "codes " << words[i].x << ", scale " << words[i].y;
     }
 }
 
