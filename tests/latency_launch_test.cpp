@@ -1,5 +1,4 @@
-// What decode_latency would launch, without a GPU: grid, clusters and shared memory of every problem on GPUs that only
-// a DeviceSpec describes, and what it refuses.
+// What decode_latency would launch, without a GPU: grid, clusters and shared memory of every problem.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -9,9 +8,9 @@
 #include "harness/problems.h"
 #include "latency_layout.h"
 #include "latency_plan.h"
-#include "tests/hopper.h"
+#include "tests/latency_plans.h"
 
-namespace sparsemla {
+namespace sparsemla::test {
 namespace {
 
 namespace latency = detail::latency;
@@ -19,52 +18,6 @@ using detail::LaunchShape;
 
 constexpr std::int64_t max_grid_x = std::numeric_limits<std::int32_t>::max();
 constexpr int max_grid_y = 65535;
-
-DeviceSpec h200() {
-    DeviceSpec spec = test::hopper();
-    spec.resident_clusters = {132, 66, 43, 30, 24, 21, 16, 15, 14, 12, 8, 8, 8, 8, 7, 7};
-    return spec;
-}
-
-/// Fewer SMs, and no cluster of more than 12 CTAs.
-DeviceSpec h20() {
-    DeviceSpec spec = test::hopper("NVIDIA H20");
-    spec.sms = 78;
-    spec.resident_clusters = {78, 39, 24, 18, 14, 12, 9, 8, 8, 7, 6, 5, 0, 0, 0, 0};
-    return spec;
-}
-
-// decode_latency, also where another kernel is expected to be faster.
-PlanOptions latency_options(PlanOptions options) {
-    options.kernel = "decode_latency";
-    return options;
-}
-Plan latency_plan(const Problem& problem, const DeviceSpec& device, const PlanOptions& options = {}) {
-    return make_plan(problem, device, latency_options(options));
-}
-std::optional<std::string> latency_refusal(const Problem& problem, const DeviceSpec& device,
-                                           const PlanOptions& options = {}) {
-    return refusal(problem, device, latency_options(options));
-}
-bool latency_supports(const Problem& problem, const DeviceSpec& device, const PlanOptions& options = {}) {
-    return supports(problem, device, latency_options(options));
-}
-
-std::vector<DeviceSpec> devices() { return {h200(), h20()}; }
-
-Problem problem_of(std::int64_t rows, std::int64_t heads, const std::vector<std::int64_t>& widths,
-                   Record record = Record::fp8_576) {
-    Problem problem{.rows = rows, .heads = heads, .sources = {}, .device = {Device::Kind::cuda, 0}};
-    for (const std::int64_t width : widths) problem.sources.push_back({.record = record, .width = width});
-    return problem;
-}
-
-class LatencyLaunch : public testing::Test {
-   protected:
-    void SetUp() override {
-        if (!detail::gpu_built()) GTEST_SKIP() << "this build has no CUDA part";
-    }
-};
 
 bool is_tile(int heads) {
     return std::find(std::begin(latency::head_tiles), std::end(latency::head_tiles), heads) !=
@@ -130,7 +83,7 @@ void expect_launchable(const Plan& plan) {
 }
 
 /// The problem of a recipe on a GPU.
-Problem problem_of(const harness::Recipe& recipe) {
+Problem problem_of_recipe(const harness::Recipe& recipe) {
     Problem problem{.rows = recipe.rows, .heads = recipe.heads, .query_dtype = recipe.query_dtype, .sources = {}};
     for (const harness::SourceRecipe& source : recipe.sources)
         problem.sources.push_back({source.record, source.form, source.split_rope, source.width, 0});
@@ -144,7 +97,7 @@ TEST_F(LatencyLaunch, EveryProblemOfTheList) {
     for (const DeviceSpec& device : devices())
         for (const harness::NamedRecipe& named : harness::problems()) {
             SCOPED_TRACE(named.name + " on " + device.name);
-            const Problem problem = problem_of(named.recipe);
+            const Problem problem = problem_of_recipe(named.recipe);
             const bool taken = std::ranges::all_of(problem.sources, [&](const SourceProblem& source) {
                 return detail::stage_form(source.record) == detail::stage_form(problem.sources[0].record);
             });
@@ -190,7 +143,6 @@ TEST_F(LatencyLaunch, APlanIsAFunctionOfItsInput) {
             }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
 bool bulk_fits(int heads, int stages, int of_d_qk) {
     return latency::units * heads / 8 * latency::quad_bytes <=
            stages * detail::stage_bytes(of_d_qk == 576 ? detail::StageForm::codes_576 : detail::StageForm::codes_512);
@@ -323,14 +275,6 @@ TEST_F(LatencyLaunch, EveryTileTransportAndTriggerIsTakenSomewhere) {
         EXPECT_EQ(latency_refusal(problem, h200(), {.trigger = trigger}), std::nullopt);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-void expect_refused(const Problem& problem, const DeviceSpec& device, const PlanOptions& options,
-                    const std::string& text) {
-    const auto refused = latency_refusal(problem, device, options);
-    ASSERT_TRUE(refused.has_value()) << text;
-    EXPECT_NE(refused->find(text), std::string::npos) << *refused << "\n  instead of: " << text;
-}
-
 // Long lists of which little is active: no CTA without a chunk of a usual row, and stages for the other rows.
 TEST_F(LatencyLaunch, PlansForTheUsualColumns) {
     const Problem problem = problem_of(5, 96, {2048});
@@ -360,68 +304,11 @@ TEST_F(LatencyLaunch, TransportOfASplitCount) {
                    "splits must be 2, 4 or 8 with transport weights, got 3");
 }
 
-TEST_F(LatencyLaunch, RefusalsNameTheirReason) {
-    const Problem good = problem_of(5, 96, {2048});
-    const DeviceSpec gpu = h200();
-    const auto of_records = [&](Record first, std::optional<Record> second = std::nullopt) {
-        Problem problem = good;
-        problem.sources = {{.record = first, .form = layout_of(first).default_form(), .width = 2048}};
-        if (second)
-            problem.sources.push_back({.record = *second, .form = layout_of(*second).default_form(), .width = 64});
-        return problem;
-    };
-    for (const auto& [first, second] :
-         {std::pair{Record::fp8_576, Record::fp8_ds_mla}, std::pair{Record::fp8_v4, Record::fp8_v41},
-          std::pair{Record::fp8_512, Record::nvfp4_v41}, std::pair{Record::bf16, Record::nvfp4_ds_mla}})
-        expect_refused(of_records(first, second), gpu, {}, "sources[1].record must be the record of source 0");
-    EXPECT_EQ(latency_refusal(of_records(Record::fp8_v41, Record::nvfp4_v41), gpu), std::nullopt);
-    EXPECT_EQ(latency_refusal(of_records(Record::nvfp4_v41, Record::fp8_v41), gpu), std::nullopt);
-    expect_refused(of_records(Record::bf16), gpu, {.p_format = PFormat::f16}, "p_format must be p_bf16 with bf16");
-    expect_refused(of_records(Record::fp8_ds_mla), gpu, {.p_format = PFormat::e4m3},
-                   "p_format must be p_f16 with fp8_");
-    for (const Record record : {Record::fp8_ds_mla, Record::fp8_v4, Record::nvfp4_v41, Record::bf16}) {
-        expect_refused(of_records(record), gpu, {.splits = 4, .transport = Transport::weights}, "transport must be");
-        expect_refused(of_records(record), gpu, {.splits = 4, .cluster_tiles = 2}, "cluster_tiles must be 1 with");
-    }
-    expect_refused(problem_of(1, 1, {max_grid_x}), gpu, {}, "sources[0].width must be 0 .. ");
-    expect_refused(problem_of(1, 1, {64, max_grid_x}), gpu, {}, "sources[1].width must be 0 .. ");
-    expect_refused(problem_of(max_grid_x, 1, {2048}), gpu, {.splits = 2}, "rows must be 0 .. 1073741823 with 2 splits");
-    expect_refused(problem_of(max_grid_x, 1, {2048}), gpu, {.splits = 16}, "rows must be 0 .. 134217727 with 16");
-    expect_refused(good, gpu, {.p_format = PFormat::bf16},
-                   "p_format must be p_f16 or p_e4m3 with fp8 (576 bytes), got p_bf16");
-    expect_refused(good, gpu, {.p_scale = 65536.0F}, "p_scale must be 2^-16 .. 32768 with");
-    expect_refused(good, gpu, {.p_format = PFormat::e4m3, .p_scale = 449.0F}, "p_scale must be 2^-16 .. 448 with");
-    expect_refused(good, gpu, {.anchor = Anchor::row_max}, "anchor must be split_running_max, got row_max");
-    expect_refused(good, gpu, {.columns = ColumnRule::blocks}, "columns must be round_robin, got blocks");
-    for (const int chunk : {32, 96, 128}) expect_refused(good, gpu, {.chunk = chunk}, "chunk must be 64, got");
-    for (const int splits : {-1, 0, 17}) expect_refused(good, gpu, {.splits = splits}, "splits must be 1 .. 16, got");
-    for (const int stages : {-1, 0, latency::max_stages + 1})
-        expect_refused(good, gpu, {.stages = stages}, "stages must be 1 .. ");
-    for (const int tiles : {-1, 0, 17})
-        expect_refused(good, gpu, {.cluster_tiles = tiles}, "cluster_tiles must be 1 .. ");
-    expect_refused(good, gpu, {.cluster_tiles = 2, .gather = Gather::copies}, "gather must be bulk with cluster_tiles");
-    for (const int tile : {-16, 0, 8, 17, 128})
-        expect_refused(good, gpu, {.tile_heads = tile}, "tile_heads must be 16");
-}
-
-TEST_F(LatencyLaunch, RefusalsOfDevices) {
-    const Problem good = problem_of(5, 96, {2048});
-    for (const int capability : {0, 80, 89, 100, 120}) {
-        DeviceSpec other = h200();
-        other.capability = capability;
-        expect_refused(good, other, {}, "compute capability must be 9.0");
-    }
-    expect_refused(good, h20(), {.splits = 13},
-                   "splits * cluster_tiles must be a cluster size that the device can hold, got 13");
-    DeviceSpec small = h200();
-    small.shared_memory_bytes = 48 << 10;
-    expect_refused(good, small, {}, "a CTA needs at most 49152 bytes of shared memory");
-    DeviceSpec none = h200();
-    none.resident_clusters = {};
-    expect_refused(good, none, {}, "splits * cluster_tiles must be a cluster size that the device can hold");
-    // Clusters of one CTA are enough.
-    none.resident_clusters[0] = 132;
-    expect_launchable(latency_plan(good, none));
+TEST_F(LatencyLaunch, ClustersOfOneCtaAreEnough) {
+    DeviceSpec device = h200();
+    device.resident_clusters = {};
+    device.resident_clusters[0] = 132;
+    expect_launchable(latency_plan(problem_of(5, 96, {2048}), device));
 }
 
 // Without room for the chosen layout, a smaller one.
@@ -440,4 +327,4 @@ TEST_F(LatencyLaunch, ShrinksToTheSharedMemory) {
 }
 
 }  // namespace
-}  // namespace sparsemla
+}  // namespace sparsemla::test
