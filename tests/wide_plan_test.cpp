@@ -115,5 +115,13 @@ TEST_F(WidePlan, IsChosenWhereItIsExpectedToBeFaster) {
     EXPECT_EQ(kernel(128, 128), "decode_wide");
 }
 
+// decode_latency's table of flat fp8 is swept with E4M3 queries, which it is faster with.
+TEST_F(WidePlan, IsComparedWithTheTableOfAnotherQuery) {
+    Problem problem = problem_of(32, 96, {2048}, Record::fp8_576);
+    EXPECT_EQ(make_plan(problem, hopper()).schedule.kernel, "decode_wide");
+    problem.query_dtype = DType::f8_e4m3;
+    EXPECT_EQ(make_plan(problem, hopper()).schedule.kernel, "decode_latency");
+}
+
 }  // namespace
 }  // namespace sparsemla

@@ -94,10 +94,10 @@ struct RecordCopies {
 };
 
 /// Scales of blocks come by asynchronous copies, as a register that is loaded would be waited for together with slots
-/// that were asked for later. They lie, as stored, in the upper half of where their BF16 will.
+/// that were asked for later. They lie, as stored, a byte for 16 dimensions or less, in the upper half of where their
+/// BF16 will.
 template <class T>
 __device__ SharedAddress place_of_stored_scales(SharedAddress record) {
-    static_assert(stored_layout(T::form).scale_bytes <= value_blocks);
     return record + T::record.scales_offset + value_blocks;
 }
 
@@ -107,7 +107,8 @@ __device__ void copy_scales(const RecordParts& parts, bool packed, int quarter, 
     // Of a quarter eight bytes (E2M1's scales) or four; of fp8_v4, which has eight in all, two lanes copy four each.
     const int offset = quarter * (packed ? 8 : 4);
     const SharedAddress to = place_of_stored_scales<T>(record) + offset;
-    copy_4_async(to, parts.more + offset, absent || (T::form == StageForm::blocks_rope && quarter >= 2));
+    copy_4_async(to, parts.more + offset,
+                 absent || (T::form == StageForm::blocks_rope && offset >= stored_layout(T::form).scale_bytes));
     if (packed) copy_4_async(to + 4, parts.more + offset + 4, absent);
 }
 
@@ -135,8 +136,10 @@ __device__ void copy_whole_records(const latency::Params& params, const WidePlac
         return copy_records_of_form(params, at, source, parts, to);
     const RecordCopies copies(gathered.record, at.lane);
     if constexpr (T::form == StageForm::blocks_rope) {
-        copies.copy<4, pitch>(to, 0);
-        copies.copy_half_run<pitch>(to + 512, 512);
+        constexpr int bytes = stored_layout(T::form).data_bytes, whole_runs = bytes / 128;
+        static_assert(bytes % 128 == 64);
+        copies.copy<whole_runs, pitch>(to, 0);
+        copies.copy_half_run<pitch>(to + whole_runs * 128, whole_runs * 128);
     } else if constexpr (T::form == StageForm::blocks_576) {
         constexpr RecordRun rope = stored_layout(T::form).rope;
         copies.copy<packed_bytes / 128, pitch>(to + packed_bytes, 0);
@@ -144,7 +147,7 @@ __device__ void copy_whole_records(const latency::Params& params, const WidePlac
     } else if (gathered.packed) {
         copies.copy<packed_bytes / 128, pitch>(to + packed_bytes, 0);
     } else {
-        copies.copy<4, pitch>(to, 0);
+        copies.copy<T::record.codes / 128, pitch>(to, 0);
     }
 }
 

@@ -131,9 +131,8 @@ TEST_F(ConvertDevice, EveryScaleInOneProduct) {
         const auto code = static_cast<std::uint8_t>(scale);
         const float value = scale < 256 ? ue8m0_to_float(code) : e4m3_to_float(code);
         if (!(std::abs(value) < 256)) continue;
-        for (std::uint32_t first = 0; first < 256; first += 2) {
-            if ((first & 0x7E) == 0x7E) continue;  // NaN is the next one
-            const std::uint32_t codes = first | (first + 1) << 8 | (first ^ 0x80) << 16 | first << 24;
+        for (std::uint32_t magnitude = 0; magnitude < 0x7F; ++magnitude) {  // 0x7F is NaN
+            const std::uint32_t codes = magnitude * 0x01000001 | (magnitude | 0x80) * 0x00010100;
             words.push_back({codes, float_to_bf16(value) * 0x10001U});
         }
     }
