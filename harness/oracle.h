@@ -26,6 +26,8 @@ struct Oracle {
     std::vector<double> score_scale;        ///< [rows, heads]: max over c of scale * sum |q k|
     std::vector<double> largest_magnitude;  ///< [rows, heads]: of sum |q k|, score_scale, sum |v| and value_abs
     std::vector<std::int64_t> active;       ///< [rows]: active columns
+    /// [rows, heads, 512], or empty: sum over ranks of |w_r o_r|, where their results o_r travel as BF16.
+    std::vector<double> pushed_abs;
 };
 
 /// Takes seconds for large steps: rows * heads * width * 1088 multiplications, on all cores. Memory: the result, and

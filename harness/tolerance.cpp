@@ -100,7 +100,8 @@ double Comparison::element_bound(const Cell& cell, std::size_t element, std::siz
     const double relative =
         accuracy_.u_p + accuracy_.u_acc + cell.u_s + static_cast<double>(cell.active) * accuracy_.u_sum;
     const double v = oracle_.anchor_weight[cell.index] * oracle_.value_abs[value];
-    return (1 + cell.u_out) * (relative * oracle_.weighted_abs[element] + accuracy_.u_sub * v) +
+    const double pushed = oracle_.pushed_abs.empty() ? 0 : 0x1p-8 * oracle_.pushed_abs[element];
+    return (1 + cell.u_out) * (relative * oracle_.weighted_abs[element] + accuracy_.u_sub * v + pushed) +
            cell.u_out * std::fabs(oracle_.out[element]) + smallest_normal * std::max(1.0, oracle_.value_factor);
 }
 
@@ -206,7 +207,9 @@ std::string Comparison::explain_element() const {
     return sentence + ", error " + text(std::fabs(verdict_.got - verdict_.expected)) + " > bound " +
            text(verdict_.bound) + " = (u_p " + text(accuracy_.u_p) + " + u_acc " + text(accuracy_.u_acc) + " + u_s " +
            text(at.u_s) + " + " + std::to_string(at.active) + " * 2^-24) * A " + text(oracle_.weighted_abs[element]) +
-           " + u_sub " + text(accuracy_.u_sub) + " * V " + text(v) + " + " + text(at.u_out) + " * |expected|";
+           " + u_sub " + text(accuracy_.u_sub) + " * V " + text(v) +
+           (oracle_.pushed_abs.empty() ? "" : " + 2^-8 * " + text(oracle_.pushed_abs[element])) + " + " +
+           text(at.u_out) + " * |expected|";
 }
 
 Verdict Comparison::run(bool uncorrelated) {

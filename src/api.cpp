@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "check.h"
+#include "dcp_decode.h"
 #include "indices_check.h"
 #include "kernels.h"
 
@@ -98,8 +99,18 @@ void check_memory(const Memory& memory, std::size_t bytes, std::string_view argu
         refuse(argument, std::to_string(workspace_alignment_bytes) + "-byte alignment", "an unaligned address");
 }
 
+/// What a dcp problem reads from a mailbox and writes to others.
+void check_no_tensors(const DecodeArgs& args) {
+    check_presence("query", false, args.query.present());
+    check_presence("out", false, args.out.present());
+    check_presence("lse", false, args.lse.present());
+    check_presence("sinks", false, args.sinks.present());
+}
+
 void check_tensors(const Plan& plan, const DecodeArgs& args) {
     const Problem& problem = plan.problem;
+    if (problem.dcp) return check_no_tensors(args);
+    if (args.mailbox != nullptr) refuse("mailbox", "nothing, as the problem is not one of dcp", "a mailbox");
     const Extent rows = Extent::at_least(args.rows, "rows");
     const Extent heads = Extent::at_least(problem.heads, "heads");
     check_tensor(args.query, {.argument = "query",
@@ -214,10 +225,11 @@ DecodeParams check_call(const Plan& plan, const DecodeArgs& args) {
                         .out_dtype = problem.out_dtype,
                         .out_row_stride = args.out.strides[0],
                         .out_head_stride = args.out.strides[1],
-                        .lse = problem.lse ? static_cast<float*>(args.lse.data) : nullptr,
+                        .lse = problem.lse && !problem.dcp ? static_cast<float*>(args.lse.data) : nullptr,
                         .lse_row_stride = args.lse.strides[0],
                         .lse_head_stride = args.lse.strides[1],
                         .lse_base = problem.lse_base,
+                        .mailbox = nullptr,
                         .plan = &plan,
                         .workspace = static_cast<std::byte*>(args.workspace.data),
                         .state = static_cast<std::byte*>(args.state.data)};
@@ -258,7 +270,10 @@ void decode(const Plan& plan, const DecodeArgs& args, Stream stream) {
     if (args.rows == 0 || plan.problem.heads == 0) return;
     DecodeParams params = check_call(plan, args);
     if (plan.problem.from_ids && kernel.device == Device::Kind::cpu) detail::convert_to_workspace(params);
-    kernel.decode(params, stream);
+    if (!plan.problem.dcp) return kernel.decode(params, stream);
+    const detail::MailboxView mailbox = detail::check_mailbox(plan, args);
+    params.mailbox = &mailbox;
+    plan.fuses_exchange ? kernel.decode(params, stream) : detail::decode_between_calls(kernel, params, stream);
 }
 
 }  // namespace sparsemla

@@ -115,12 +115,6 @@ void check_tensor(const ConstTensor& tensor, const TensorRule& rule) {
     check_alignment(tensor, rule);
 }
 
-void check_on_cpu(const ConstTensor& tensor, std::string_view argument, std::string_view verb) {
-    if (tensor.device.kind == Device::Kind::cpu) return;
-    throw Error(ErrorKind::unsupported, std::string(argument) + ".device",
-                "cpu (this build has no GPU kernel for " + std::string(verb) + ")", to_string(tensor.device));
-}
-
 void check_positive_finite(float value, std::string_view argument) {
     if (!(value > 0) || !std::isfinite(value)) refuse(argument, "a positive finite number", to_text(value));
 }

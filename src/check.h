@@ -47,9 +47,6 @@ std::string describe(const ConstTensor& tensor);
 /// data pointer, no negative stride, last dimension dense, aligned, and all its bytes addressable in 64 bits.
 void check_tensor(const ConstTensor& tensor, const TensorRule& rule);
 
-/// Throws Error(unsupported) for a tensor on a GPU: `verb` has no kernel there in this build.
-void check_on_cpu(const ConstTensor& tensor, std::string_view argument, std::string_view verb);
-
 /// A number as messages show it: "1e-30", "0.5".
 std::string to_text(float value);
 

@@ -90,6 +90,9 @@ std::string Plan::describe() const {
     text << "problem    rows <= " << problem.rows << ", heads " << problem.heads << ", query "
          << sparsemla::name(problem.query_dtype) << ", out " << sparsemla::name(problem.out_dtype) << ", lse "
          << (problem.lse ? sparsemla::name(problem.lse_base) : "none") << (problem.sinks ? ", sinks" : "") << '\n';
+    if (problem.dcp)
+        text << "dcp        query from a mailbox, results to their owners: "
+             << (fuses_exchange ? "in the kernel" : "by calls before and after the kernel") << '\n';
     for (std::size_t i = 0; i < problem.sources.size(); ++i)
         text << "source " << i << "   " << source_line(problem.sources[i])
              << (i == 0 && problem.from_ids ? ", from token ids" : "") << '\n';

@@ -47,6 +47,27 @@ void pack_gpu(const PackParams& params, Stream stream);
 void unpack_gpu(const UnpackParams& params, Stream stream);
 void quantize_query_gpu(const QuantizeParams& params, int device, Stream stream);
 
+/// The verbs of an exchange on GPU `device` (mailbox_view.h). prepare of a plan loads them.
+struct MailboxView;
+struct MailboxControl;
+struct GatherQueryParams;
+struct ReceiveQueryParams;
+struct PushParams;
+struct MergePushedParams;
+void reset_gpu(const MailboxView& mailbox, std::int64_t bytes, int device, Stream stream);
+MailboxControl control_gpu(const MailboxView& mailbox, int device, Stream stream);  ///< waits for the stream
+void gather_query_gpu(const GatherQueryParams& params, int device, Stream stream);
+void receive_query_gpu(const ReceiveQueryParams& params, int device, Stream stream);
+void push_gpu(const PushParams& params, int device, Stream stream);
+void merge_pushed_gpu(const MergePushedParams& params, int device, Stream stream);
+
+/// merge on GPU `device`; every argument is checked.
+void merge_gpu(const MergeArgs& args, int device, Stream stream);
+
+/// Memory that every kernel of the device reaches. Throws Error (device).
+void* allocate_gpu(std::size_t bytes, int device);
+void free_gpu(void* memory, int device);
+
 /// Runs a trivial kernel on the GPU and looks at what it wrote. Throws Error (device, unsupported).
 void check_gpu(int index);
 

@@ -1,5 +1,6 @@
 // Answers for the CUDA part in a build without it.
 #include "gpu.h"
+#include "mailbox_view.h"
 
 namespace sparsemla::detail {
 
@@ -24,6 +25,22 @@ void convert_indices_gpu(const ConvertParams&, int device, Stream) { check_gpu(d
 void pack_gpu(const PackParams& params, Stream) { check_gpu(params.cache.device.index); }
 void unpack_gpu(const UnpackParams& params, Stream) { check_gpu(params.cache.device.index); }
 void quantize_query_gpu(const QuantizeParams&, int device, Stream) { check_gpu(device); }
+
+void reset_gpu(const MailboxView&, std::int64_t, int device, Stream) { check_gpu(device); }
+MailboxControl control_gpu(const MailboxView&, int device, Stream) {
+    check_gpu(device);
+    return {};
+}
+void gather_query_gpu(const GatherQueryParams&, int device, Stream) { check_gpu(device); }
+void receive_query_gpu(const ReceiveQueryParams&, int device, Stream) { check_gpu(device); }
+void push_gpu(const PushParams&, int device, Stream) { check_gpu(device); }
+void merge_pushed_gpu(const MergePushedParams&, int device, Stream) { check_gpu(device); }
+void merge_gpu(const MergeArgs&, int device, Stream) { check_gpu(device); }
+void* allocate_gpu(std::size_t, int device) {
+    check_gpu(device);
+    return nullptr;
+}
+void free_gpu(void*, int) {}
 
 void check_gpu(int index) {
     throw Error(ErrorKind::unsupported, "device",

@@ -13,6 +13,8 @@
 
 namespace sparsemla::detail {
 
+struct MailboxView;
+
 /// A validated source. Strides are in elements of their tensor.
 struct SourceParams {
     CacheView cache;
@@ -74,6 +76,8 @@ struct DecodeParams {
     std::int64_t lse_head_stride = 0;
     LseBase lse_base = LseBase::natural;
 
+    const MailboxView* mailbox = nullptr;  ///< of a dcp problem: where the query comes from and results go
+
     const Plan* plan = nullptr;
     std::byte* workspace = nullptr;
     std::byte* state = nullptr;
@@ -87,6 +91,7 @@ struct KernelPlan {
     std::optional<Tiling> tiling{};
     std::string note{};      ///< joins the plan's reason
     double expected_us = 0;  ///< Plan::expected_us
+    bool fuses_exchange = false;
 };
 
 /// One kernel: a name, what it takes, and its launcher.

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "check.h"
+#include "gpu.h"
 #include "kernels.h"
 #include "sparsemla/decode.h"
 
@@ -81,8 +82,7 @@ void check_partial(const MergeArgs& args, std::size_t i) {
 
 }  // namespace
 
-void merge(const MergeArgs& args, Stream) {
-    detail::check_on_cpu(args.out, "out", "merge");
+void merge(const MergeArgs& args, Stream stream) {
     check_count(args.rows, "rows");
     check_count(args.heads, "heads");
     if (args.rows == 0 || args.heads == 0) return;
@@ -93,7 +93,10 @@ void merge(const MergeArgs& args, Stream) {
 
     detail::check_no_overlap(outputs_of(args), {detail::region_of(args.sinks, "sinks", {args.heads})});
     for (std::size_t i = 0; i < args.partials.size(); ++i) check_partial(args, i);
-    detail::merge_cpu(args);
+    if (args.out.device.kind == Device::Kind::cpu)
+        detail::merge_cpu(args);
+    else
+        detail::merge_gpu(args, args.out.device.index, stream);
 }
 
 }  // namespace sparsemla

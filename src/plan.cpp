@@ -6,6 +6,7 @@
 #include <cstdio>
 
 #include "check.h"
+#include "dcp_decode.h"
 #include "indices_check.h"
 #include "kernels.h"
 
@@ -57,6 +58,9 @@ void check_problem(const Problem& problem) {
     if (problem.sources.empty() || problem.sources.size() > 2)
         refuse("sources", "one or two sources", std::to_string(problem.sources.size()));
     for (std::size_t i = 0; i < problem.sources.size(); ++i) check_source(problem.sources[i], i);
+    if (problem.dcp && problem.sinks) refuse("sinks", "false of a dcp problem: merge_pushed applies them", "true");
+    if (problem.dcp && problem.out_dtype != DType::bf16)
+        refuse("out_dtype", "bf16 of a dcp problem", std::string(name(problem.out_dtype)));
     constexpr std::int64_t most_ids = std::int64_t{1} << 56;
     if (problem.from_ids && problem.rows * (1 + problem.sources[0].width) > most_ids)
         refuse("rows", "rows * (1 + width) of at most 2^56 from token ids", std::to_string(problem.rows));
@@ -216,6 +220,7 @@ Plan make_plan(const Problem& problem, const DeviceSpec& device, const PlanOptio
                     refusal_text(choice, options));
     std::string reason = reason_of(choice, options);
     if (problem.device.kind == Device::Kind::cpu) choice.plan.workspace_bytes += detail::converted_bytes(problem);
+    if (!choice.plan.fuses_exchange) choice.plan.workspace_bytes += detail::exchange_bytes(problem);
     return {.problem = problem,
             .device = device,
             .schedule = std::move(choice.plan.schedule),
@@ -223,6 +228,7 @@ Plan make_plan(const Problem& problem, const DeviceSpec& device, const PlanOptio
             .expected_us = choice.plan.expected_us,
             .workspace_bytes = choice.plan.workspace_bytes,
             .state_bytes = choice.plan.state_bytes,
+            .fuses_exchange = choice.plan.fuses_exchange,
             .reason = std::move(reason),
             .declined = std::move(choice.declined),
             .kernel = choice.kernel};

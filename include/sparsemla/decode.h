@@ -16,6 +16,8 @@
 
 namespace sparsemla {
 
+struct Mailbox;  // mailbox.h
+
 inline constexpr std::int64_t max_heads = 128;
 
 enum class LseBase : std::uint8_t { natural, two };
@@ -68,6 +70,11 @@ struct Problem {
     /// decode_latency does it, where 4 bytes a column fit its shared memory; CPU kernels need 4 * rows * (1 + width)
     /// bytes more of workspace.
     bool from_ids = false;
+    /// One rank of decode context parallelism (mailbox.h, docs/dcp.md): the query of all ranks' heads comes from
+    /// DecodeArgs::mailbox, and results go to the heads' owners. No query, out, lse and sinks (those are
+    /// merge_pushed's); out_dtype is bf16; lse and lse_base are not looked at. decode_latency does it in its one
+    /// launch, other GPU kernels with one before and one after (Plan::fuses_exchange).
+    bool dcp = false;
     bool sinks = false;
     bool lse = true;
     LseBase lse_base = LseBase::natural;
@@ -183,6 +190,7 @@ struct Plan {
     double expected_us = 0;           ///< a GPU kernel's estimate, which plans compare; 0: none
     std::size_t workspace_bytes = 0;  ///< scratch, contents irrelevant between calls; 64-byte aligned
     std::size_t state_bytes = 0;      ///< zeroed once by prepare, restored by every call
+    bool fuses_exchange = false;      ///< of a dcp problem: the kernel itself waits for the query and pushes
     std::string reason;               ///< why this kernel
     std::vector<Refusal> declined;    ///< every other kernel, in order of preference
     const detail::Kernel* kernel = nullptr;
@@ -229,6 +237,8 @@ struct SourceArgs {
 struct DecodeArgs {
     std::int64_t rows = 0;
     ConstTensor query{};  ///< [>= rows, >= heads, d_qk]; rows and heads strided, each head 16-byte aligned and dense
+    const Mailbox* mailbox =
+        nullptr;  ///< iff problem.dcp, in place of query, out, lse and sinks; of its heads and query
     std::array<SourceArgs, 2> sources{};
     /// Iff problem.from_ids: token_ids i32 [>= rows, width of source 0], block_table i32 [requests, max_pages],
     /// request_of_row i32 [>= rows], lengths i32 [>= requests] (optional) and sharding, as convert_indices takes them.

@@ -5,10 +5,16 @@ namespace sparsemla::detail {
 
 void prepare_convert_indices();  // convert_indices.cu
 void prepare_records();          // records.cu
+void prepare_mailbox();          // mailbox.cu
+void prepare_merge();            // merge.cu
+void prepare_merge_pushed();     // merge_pushed.cu
 
 inline void prepare_verbs() {
     prepare_convert_indices();
     prepare_records();
+    prepare_mailbox();
+    prepare_merge();
+    prepare_merge_pushed();
 }
 
 }  // namespace sparsemla::detail

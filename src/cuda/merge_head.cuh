@@ -1,0 +1,98 @@
+// Partial results of one (row, head), merged by a warp: lane i knows the lse of partial i; each lane sums 16 of the 512
+// dimensions. The arithmetic is merge_math.h's, with the GPU's operations.
+#pragma once
+
+#include "cuda/device/barriers.cuh"
+#include "cuda/device/convert.cuh"
+#include "cuda/device/reduce.cuh"
+#include "merge_math.h"
+
+namespace sparsemla::detail {
+
+/// Not fused by the compiler. On the host, where nvcc compiles the formulas too, nothing calls them.
+struct RoundedOperations {
+#ifdef __CUDA_ARCH__
+    __device__ static float add(float a, float b) { return __fadd_rn(a, b); }
+    __device__ static float multiply(float a, float b) { return __fmul_rn(a, b); }
+    __device__ static float divide(float a, float b) { return __fdiv_rn(a, b); }
+    __device__ static double add(double a, double b) { return __dadd_rn(a, b); }
+    __device__ static double multiply(double a, double b) { return __dmul_rn(a, b); }
+    __device__ static double divide(double a, double b) { return __ddiv_rn(a, b); }
+#else
+    template <class T>
+    static T add(T a, T b) {
+        return a + b;
+    }
+    template <class T>
+    static T multiply(T a, T b) {
+        return a * b;
+    }
+    template <class T>
+    static T divide(T a, T b) {
+        return a / b;
+    }
+#endif
+};
+
+/// What the lse of a head's partials say: the same in every lane.
+struct HeadWeights {
+    using Math = MergeMath<RoundedOperations>;
+
+    float own_lse;  ///< of partial `lane`
+    LseBase base;
+    MergeSummary summary;
+    MergeSoftmax softmax;
+    bool passes;  ///< the values of partial summary.last, unchanged
+
+    /// With `has_sink` its sink, of natural base. Of at most 32 partials.
+    __device__ HeadWeights(float lse_of_lane, int partials, LseBase of_base, bool has_sink, float sink)
+        : own_lse(lse_of_lane), base(of_base) {
+        summary = Math::summarise(partials, base, [&](int i) { return lse(i); });
+        softmax = has_sink ? Math::softmax(summary, base, sink) : Math::softmax(summary);
+        passes = summary.defined && Math::passes_through(summary, softmax);
+    }
+    __device__ float lse(int partial) const { return __shfl_sync(device::all_lanes, own_lse, partial); }
+    __device__ bool counts(int partial) const { return lse(partial) != -INFINITY; }
+    __device__ float weight(int partial) const { return Math::weight(base, lse(partial), softmax); }
+    __device__ float merged_lse(LseBase to) const { return Math::lse(summary, base, to); }
+};
+
+inline constexpr int dims_of_lane = 16;
+
+/// A lane's sums.
+struct HeadSums {
+    float of[dims_of_lane] = {};
+
+    __device__ void add(float weight, const float (&values)[dims_of_lane]) {
+#pragma unroll
+        for (int i = 0; i < dims_of_lane; ++i) of[i] = __fadd_rn(of[i], __fmul_rn(weight, values[i]));
+    }
+};
+
+__device__ inline float bf16_low(std::uint32_t pair) { return __uint_as_float(pair << 16); }
+__device__ inline float bf16_high(std::uint32_t pair) { return __uint_as_float(pair & 0xFFFF0000); }
+
+__device__ inline float merged_nan() { return __uint_as_float(0x7FFFFFFF); }
+
+/// Where results of a head go.
+struct MergedOut {
+    void* out;
+    float* lse;  ///< null: not wanted
+    std::int64_t row_stride, head_stride, lse_row_stride, lse_head_stride;
+    LseBase lse_base;
+    bool is_f32;
+    bool in_vectors = false;  ///< 16 bytes at a time
+
+    __device__ std::int64_t element(std::int64_t row, int head) const { return row * row_stride + head * head_stride; }
+    __device__ void write_lse(std::int64_t row, int head, float value) const {
+        if (lse != nullptr) lse[row * lse_row_stride + head * lse_head_stride] = value;
+    }
+    __device__ void store(std::int64_t to, float value) const {
+        if (is_f32)
+            static_cast<float*>(out)[to] = value;
+        else
+            static_cast<std::uint16_t*>(out)[to] = static_cast<std::uint16_t>(device::f32x2_to_bf16x2(value, 0));
+    }
+};
+
+}  // namespace sparsemla::detail
