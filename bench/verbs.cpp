@@ -10,6 +10,7 @@
 #include "harness/spread.h"
 #include "sparsemla/indices.h"
 #include "sparsemla/records.h"
+#include "sparsemla/topk.h"
 
 namespace {
 
@@ -67,6 +68,31 @@ void convert(const harness::GpuStream& stream, std::int64_t rows, std::int64_t w
            [&](Stream s) { convert_indices(args, s); });
 }
 
+/// Of `world` ranks, each with k candidates of its own; token ids, this one's part.
+void select(const harness::GpuStream& stream, std::int64_t world, std::int64_t rows, std::int64_t k) {
+    const Device device = stream.device();
+    std::mt19937 bits(3);
+    std::normal_distribution<float> normal;
+    std::vector<float> scores(static_cast<std::size_t>(world * rows * k));
+    std::vector<std::int32_t> ids(scores.size());
+    for (float& score : scores) score = normal(bits);
+    for (std::size_t i = 0; i < ids.size(); ++i)
+        ids[i] = static_cast<std::int32_t>(static_cast<std::int64_t>(bits() % (1 << 17)) * world +
+                                           static_cast<std::int64_t>(i) / (rows * k));
+    const GpuBuffer scores_there = upload(device, scores), ids_there = upload(device, ids);
+    const GpuBuffer list(device, static_cast<std::size_t>(rows * k) * 4),
+        counts(device, static_cast<std::size_t>(rows) * 4);
+    MergeTopkArgs args{.rows = rows, .k = k};
+    args.scores = dense(scores_there.data(), DType::f32, {world, rows, k}, device);
+    args.ids = dense(ids_there.data(), DType::i32, {world, rows, k}, device);
+    args.sharding = {.world = world, .rank = world / 2, .interleave = 1};
+    args.token_ids = dense(list.data(), DType::i32, {rows, k}, device);
+    args.counts = dense(counts.data(), DType::i32, {rows}, device);
+    report(stream,
+           "merge_topk, " + std::to_string(world) + " ranks, " + std::to_string(rows) + " rows x " + std::to_string(k),
+           [&](Stream s) { merge_topk(args, s); });
+}
+
 void quantize(const harness::GpuStream& stream, std::int64_t rows, std::int64_t heads) {
     const Device device = stream.device();
     const std::vector<std::uint16_t> values(static_cast<std::size_t>(rows * heads * 576), 0x3F80);
@@ -105,6 +131,9 @@ int main(int argc, char** argv) {
     for (const std::int64_t rows : {1, 5, 128})
         for (const std::int64_t width : {512, 2048}) convert(stream, rows, width);
     convert(stream, 5, 16384);
+    for (const std::int64_t world : {1, 8, 16})
+        for (const std::int64_t rows : {1, 5, 128})
+            for (const std::int64_t k : {512, 2048}) select(stream, world, rows, k);
     for (const std::int64_t heads : {16, 128})
         for (const std::int64_t rows : {5, 128}) quantize(stream, rows, heads);
     for (const RecordLayout& layout : record_layouts)

@@ -111,10 +111,10 @@ tests() {
     export SPARSEMLA_TEST_DEVICE=$device SPARSEMLA_SOAK=$soak
     # Alone, one after the other: they look at what runs beside what.
     for name in $(cd "$bin" && existing *_device_test gpu_test gpu_graph_test gpu_order_test gpu_errors_test \
-        gpu_tilings_test gpu_balanced_test gpu_wide_test gpu_verbs_test gpu_soak_test); do
+        gpu_tilings_test gpu_balanced_test gpu_wide_test gpu_verbs_test gpu_topk_test gpu_soak_test); do
         run_gtest "$name" '*' "$logs/$name.log" 1
     done
-    local contract=(decode_test determinism_test from_ids_test problems_test kinds_softmax_test kinds_lists_test)
+    local contract=(decode_test determinism_test from_ids_test topk_test problems_test kinds_softmax_test kinds_lists_test)
     if ((!quick)); then
         contract+=($(cd "$bin" && ls -d kinds_*_test decode_*_test engine_test allocation_test reference_test 2>/dev/null))
     fi
@@ -229,6 +229,7 @@ sanitizers() {
             sanitize racecheck exchange_device_test '*/Of2:*/Of8'
             sanitize racecheck copies_device_test '*'
             sanitize racecheck gpu_verbs_test '-*Decode*'
+            sanitize racecheck topk_test '*Duplicates*:*AsMany*:*TakeTheirPlace*'
             continue
         fi
         sanitize "$tool" problems_test "$problems"
@@ -238,6 +239,7 @@ sanitizers() {
         sanitize "$tool" from_ids_test '*'
         sanitize "$tool" gpu_graph_test '*AFirstCall*:*ManyCalls*'
         sanitize "$tool" gpu_verbs_test '*'
+        sanitize "$tool" topk_test '*Duplicates*:*AsMany*:*TakeTheirPlace*'
         ((quick)) && continue
         sanitize "$tool" exchange_device_test '*/Of2:*/Of8'
         sanitize "$tool" copies_device_test '*'

@@ -38,9 +38,10 @@ void launch_balanced(const DecodeParams& params, Stream stream);
 void prepare_wide(const Plan& plan, Memory state, Stream stream);
 void launch_wide(const DecodeParams& params, Stream stream);
 
-/// On tensors of GPU `device`. Needs no preparation; a first call within a stream capture needs prepare of a plan
+/// On tensors of GPU `device`. Need no preparation; a first call within a stream capture needs prepare of a plan
 /// before.
 void convert_indices_gpu(const ConvertParams& params, int device, Stream stream);
+void merge_topk_gpu(const MergeTopkParams& params, int device, Stream stream);
 
 /// The same for writers and readers of records, on the cache's GPU, and for the query quantiser.
 void pack_gpu(const PackParams& params, Stream stream);

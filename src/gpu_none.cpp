@@ -21,6 +21,7 @@ void prepare_wide(const Plan&, Memory, Stream) {}
 void launch_wide(const DecodeParams&, Stream) {}
 
 void convert_indices_gpu(const ConvertParams&, int device, Stream) { check_gpu(device); }
+void merge_topk_gpu(const MergeTopkParams&, int device, Stream) { check_gpu(device); }
 
 void pack_gpu(const PackParams& params, Stream) { check_gpu(params.cache.device.index); }
 void unpack_gpu(const UnpackParams& params, Stream) { check_gpu(params.cache.device.index); }

@@ -34,9 +34,7 @@ void check_geometry(const CacheView& cache) {
 }
 
 void check_sharding(const Sharding& sharding, std::int64_t page_size) {
-    if (sharding.world < 1 || sharding.world > int32_max) refuse("sharding.world", "1 .. 2^31-1", sharding.world);
-    if (sharding.rank < 0 || sharding.rank >= sharding.world)
-        refuse("sharding.rank", "0 .. world - 1 = " + std::to_string(sharding.world - 1), sharding.rank);
+    detail::check_ranks(sharding);
     if (sharding.interleave < 1 || page_size % sharding.interleave != 0)
         refuse("sharding.interleave", "a divisor of page_size = " + std::to_string(page_size), sharding.interleave);
 }
@@ -101,6 +99,12 @@ detail::ConvertParams resolve(const ConvertArgs& args) {
 }
 
 }  // namespace
+
+void detail::check_ranks(const Sharding& sharding) {
+    if (sharding.world < 1 || sharding.world > int32_max) refuse("sharding.world", "1 .. 2^31-1", sharding.world);
+    if (sharding.rank < 0 || sharding.rank >= sharding.world)
+        refuse("sharding.rank", "0 .. world - 1 = " + std::to_string(sharding.world - 1), sharding.rank);
+}
 
 detail::Regions detail::regions_of(const ConvertArgs& args, std::int64_t rows) {
     return {region_of(args.token_ids, "token_ids", {rows}), region_of(args.block_table, "block_table"),

@@ -6,6 +6,9 @@
 
 namespace sparsemla::detail {
 
+/// Throws Error unless world and rank are in their ranges.
+void check_ranks(const Sharding& sharding);
+
 /// convert_indices for decode, which keeps slots and counts to itself: the call with this cache and these first rows,
 /// without outputs. Throws Error as convert_indices does, and where slots or counts are given.
 ConvertParams check_indices(ConvertArgs args, const CacheView& cache, std::int64_t rows, std::int64_t width);

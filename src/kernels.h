@@ -161,7 +161,23 @@ struct QuantizeParams {
     float q_scale = 1;
 };
 
+/// A validated call of merge_topk. Strides are in elements.
+struct MergeTopkParams {
+    const float* scores = nullptr;
+    std::int64_t scores_source_stride = 0, scores_row_stride = 0;
+    const std::int32_t* ids = nullptr;
+    std::int64_t ids_source_stride = 0, ids_row_stride = 0;
+    const std::int32_t* source_counts = nullptr;  ///< null: every column
+    std::int64_t counts_source_stride = 0, counts_row_stride = 0;
+    std::int64_t sources = 0, width = 0;
+    bool to_slots = false;
+    /// rows, k as its width, sharding, and where list and counts go. To slots: the whole conversion, whose token ids
+    /// are the list itself.
+    ConvertParams conversion;
+};
+
 void convert_indices_cpu(const ConvertParams& params);
+void merge_topk_cpu(const MergeTopkParams& params);
 void merge_cpu(const MergeArgs& args);
 
 }  // namespace sparsemla::detail

@@ -15,7 +15,8 @@ __device__ inline std::uint32_t divide(std::uint32_t n, const Divider& by) {
     return __umulhi(2 * n, by.multiplier) >> (by.shift + 1);
 }
 
-template <int kWarps, int kColumnsOfLane>
+/// kSharedIds: the row's ids lie in shared memory.
+template <int kWarps, int kColumnsOfLane, bool kSharedIds = false>
 class RowConverter {
    public:
     static_assert(kWarps <= 32);
@@ -27,8 +28,12 @@ class RowConverter {
 
     /// Before the dependency wait: constants come from far.
     __device__ RowConverter(const ConvertView& view, std::int64_t row, int warp, int lane)
+        : RowConverter(view, view.ids + row * view.ids_row_stride, row, warp, lane) {}
+
+    /// Of these ids instead of the view's.
+    __device__ RowConverter(const ConvertView& view, const std::int32_t* ids, std::int64_t row, int warp, int lane)
         : view_(view), warp_(warp), lane_(lane), first_column_(warp * columns_of_warp + lane) {
-        ids_ = view.ids + row * view.ids_row_stride + first_column_;
+        ids_ = ids + first_column_;
         request_ = view.request_of_row + row * view.request_stride;
         turn_ = view.turn;
         first_ = view.first;
@@ -112,7 +117,8 @@ class RowConverter {
         int token[kColumnsOfLane];
 #pragma unroll
         for (int i = 0; i < kColumnsOfLane; ++i)
-            token[i] = device::load_global_if_less(first_column_ + i * 32, left, ids_ + i * 32, -1);
+            token[i] = kSharedIds ? device::load_generic_if(first_column_ + i * 32 < left, ids_ + i * 32, -1)
+                                  : device::load_global_if_less(first_column_ + i * 32, left, ids_ + i * 32, -1);
         if (first) find_request();  // while the ids are on their way
         int held = 0;
         __syncwarp();  // the positions before are not read any more

@@ -4,6 +4,7 @@
 namespace sparsemla::detail {
 
 void prepare_convert_indices();  // convert_indices.cu
+void prepare_merge_topk();       // merge_topk.cu
 void prepare_records();          // records.cu
 void prepare_mailbox();          // mailbox.cu
 void prepare_merge();            // merge.cu
@@ -11,6 +12,7 @@ void prepare_merge_pushed();     // merge_pushed.cu
 
 inline void prepare_verbs() {
     prepare_convert_indices();
+    prepare_merge_topk();
     prepare_records();
     prepare_mailbox();
     prepare_merge();
