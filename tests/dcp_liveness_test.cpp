@@ -307,6 +307,27 @@ TEST(K27_RankLiveness_Processes, B070_AProcessThatEnds) {
     }
 }
 
+// receive_query by itself: the heads of a rank that never came are NaN, in the first call and in every later one.
+TEST(K27_RankLiveness_Receive, QueriesThatNeverCameAreNaN) {
+    Mailboxes boxes({.rows = 2, .head_offset = {0, 2, 3}, .d_qk = 512}, limit_s);
+    const Padded query(DType::f8_e4m3, {2, 2, 512}, 0);
+    const Placed query_at(query);
+    gather_query(boxes[0], {.rows = 2, .query = query_at.view()}, boxes.stream());
+    for (int call = 0; call < 2; ++call) {
+        const Padded received(DType::f8_e4m3, {2, 3, 512}, 16);
+        const Placed received_at(received);
+        receive_query(boxes[0], 2, received_at.view(), boxes.stream());
+        boxes.synchronize();
+        received_at.fetch();
+        for (std::int64_t row = 0; row < 2; ++row)
+            for (std::int64_t d = 0; d < 512; ++d)
+                ASSERT_EQ(received.at<std::uint8_t>(row, 2, d) & 0x7F, 0x7F) << "call " << call << ", row " << row;
+        EXPECT_TRUE(received.rest_intact(2, 3));
+    }
+    EXPECT_EQ(boxes.status(0).missing_rank, 1);
+    EXPECT_EQ(name(boxes.status(0).stage), "decode");
+}
+
 // With a short limit, ranks that start too far apart fail with the name of the one that is missing (B072).
 TEST(K27_RankLiveness_Threads, B072_TooFarApart) {
     if (on_gpu()) GTEST_SKIP() << "ranks are threads";
