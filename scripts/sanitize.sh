@@ -6,9 +6,9 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 
 declare -A quick_tests=(
-    [asan]="c_api_arguments_test cache_view_test case_file_test case_sources_test decode_test engine_test from_ids_test indices_test
-            kinds_arguments_test kinds_lists_test merge_test quantise_test records_test reference_test safetensors_test
-            topk_arguments_test topk_test"
+    [asan]="c_api_arguments_test c_api_dcp_arguments_test c_api_dcp_test cache_view_test case_file_test case_sources_test
+            decode_test engine_test from_ids_test indices_test kinds_arguments_test kinds_lists_test merge_test
+            quantise_test records_test reference_test safetensors_test topk_arguments_test topk_test"
     [tsan]="decode_schedule_test decode_test determinism_test engine_test oracle_test"
 )
 quick=0

@@ -28,6 +28,8 @@ forbid 'public headers include the C++ standard library and sparsemla/ only' \
     "$include(<[^>]*[/.][^>]*>|\"(?!sparsemla/))" $(ls include/sparsemla/*.h | grep -v '/sparsemla\.h$')
 forbid 'sparsemla.h includes the C standard library only' \
     "$include+(?!<(stddef|stdint|string)\.h>)" include/sparsemla/sparsemla.h
+forbid 'sparsemla_dcp.h includes sparsemla.h only' \
+    "$include+(?!\"sparsemla/sparsemla\.h\")" include/sparsemla/sparsemla_dcp.h
 forbid 'CUDA headers stay in src/cuda, tests/cuda and harness/gpu.cpp, gpu_probes.cu and gpu_runtime.h' \
     "$include[<\"](cuda|cuda_[a-z_]*|cub/.*|cutlass/.*|nccl|device_launch_parameters)(\.h)?[>\"]" \
     include src/*.cpp src/*.h src/cpu $(ls harness/* | grep -vE '/(gpu\.cpp|gpu_probes\.cu|gpu_runtime\.h)$') tools \
