@@ -93,6 +93,7 @@ class DcpGroup {
     DcpGroup(const CaseStep& whole, const DcpGroupOptions& options);
 
     const Plan& plan() const { return plan_; }
+    const DcpGroupOptions& options() const { return options_; }
     int world() const { return loopback_->world(); }
     const std::vector<Shard>& shards() const { return shards_; }
     Mailbox& mailbox(int rank) { return loopback_->mailbox(rank); }
