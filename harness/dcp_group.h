@@ -107,7 +107,7 @@ class DcpGroup {
     std::string run(std::span<const DcpWindow> windows);
     /// On a GPU: all ranks' stages of a window onto the stream, as they may be captured.
     void lockstep(const DcpWindow& window, Stream stream);
-    /// "", or where a rank's results differ from what the window must give.
+    /// "", or where a rank's results differ from what the window must give; any NaN is as good as another.
     std::string difference(int rank, const DcpWindow& window);
     /// The results of the last exchange, of all heads.
     DcpExpectation results(const DcpWindow& window);

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "sparsemla/tensor.h"
@@ -79,6 +80,9 @@ class GpuStream {
     void synchronize() const;
     /// Microseconds between two events around the work. Waits for both.
     double time_us(const std::function<void(Stream)>& work) const;
+    /// Of pieces of work one after another, with an event between neighbours: of each. The host waits only for the
+    /// last.
+    std::vector<double> times_us(std::span<const std::function<void(Stream)>> pieces) const;
 
    private:
     std::unique_ptr<Handle> handle_;

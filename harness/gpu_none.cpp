@@ -39,6 +39,7 @@ Stream GpuStream::stream() const { refuse(); }
 Device GpuStream::device() const { refuse(); }
 void GpuStream::synchronize() const { refuse(); }
 double GpuStream::time_us(const std::function<void(Stream)>&) const { refuse(); }
+std::vector<double> GpuStream::times_us(std::span<const std::function<void(Stream)>>) const { refuse(); }
 
 GpuGraph::GpuGraph(const GpuStream&, const std::function<void(Stream)>&) { refuse(); }
 GpuGraph::GpuGraph(GpuGraph&&) noexcept = default;

@@ -29,7 +29,8 @@ for preset in "${presets[@]}"; do
     echo "Building build-$preset/"
     arguments=()
     selection=()
-    # Of the tool only the speed probes start threads; its subcommands run under the other sanitizers.
+    # Of the tool only the speed probes and dcp start threads, whose exchanges dcp_test runs; its subcommands run under
+    # the other sanitizers.
     tools=ON
     [[ $preset == tsan || $quick == 1 ]] && tools=OFF
     [[ $preset == fuzz ]] && arguments=(case_file_fuzz) || arguments=(-DSPARSEMLA_TOOLS=$tools)

@@ -102,6 +102,11 @@ double GpuStream::time_us(const std::function<void(Stream)>& work) const {
     work({});
     return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
 }
+std::vector<double> GpuStream::times_us(std::span<const std::function<void(Stream)>> pieces) const {
+    std::vector<double> times;
+    for (const std::function<void(Stream)>& piece : pieces) times.push_back(time_us(piece));
+    return times;
+}
 
 /// A CPU's work has no stream to be captured from: every replay does it again.
 struct GpuGraph::Handle {
