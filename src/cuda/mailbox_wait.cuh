@@ -69,6 +69,6 @@ __device__ inline void delay(const MailboxView& mailbox, DcpStage stage, int cta
 
 __device__ inline std::byte* own_mailbox(const MailboxView& mailbox) { return mailbox.peers[mailbox.rank]; }
 
-inline constexpr uint4 armed_words = {armed_word, armed_word, armed_word, armed_word};
+__device__ inline uint4 armed_words() { return {armed_word, armed_word, armed_word, armed_word}; }
 
 }  // namespace sparsemla::detail
