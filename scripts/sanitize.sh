@@ -7,9 +7,11 @@ cd "$(dirname "$0")/.."
 
 declare -A quick_tests=(
     [asan]="c_api_arguments_test c_api_dcp_arguments_test c_api_dcp_test cache_view_test case_file_test case_sources_test
-            decode_test engine_test from_ids_test indices_test kinds_arguments_test kinds_lists_test merge_test
-            quantise_test records_test reference_test safetensors_test topk_arguments_test topk_test"
-    [tsan]="decode_schedule_test decode_test determinism_test engine_test oracle_test"
+            dcp_arguments_test dcp_decode_test dcp_merge_test dcp_payload_test decode_test engine_test from_ids_test
+            indices_test kinds_arguments_test kinds_lists_test mailbox_layout_test merge_math_test merge_test quantise_test
+            records_test reference_test safetensors_test topk_arguments_test topk_test"
+    [tsan]="dcp_liveness_test dcp_protocol_test dcp_test decode_schedule_test decode_test determinism_test engine_test
+            oracle_test"
 )
 quick=0
 if [[ ${1:-} == --quick ]]; then

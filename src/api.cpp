@@ -269,10 +269,14 @@ void decode(const Plan& plan, const DecodeArgs& args, Stream stream) {
                std::to_string(args.rows));
     if (args.rows == 0 || plan.problem.heads == 0) return;
     DecodeParams params = check_call(plan, args);
-    if (plan.problem.from_ids && kernel.device == Device::Kind::cpu) detail::convert_to_workspace(params);
-    if (!plan.problem.dcp) return kernel.decode(params, stream);
+    const bool converts = plan.problem.from_ids && kernel.device == Device::Kind::cpu;
+    if (!plan.problem.dcp) {
+        if (converts) detail::convert_to_workspace(params);
+        return kernel.decode(params, stream);
+    }
     const detail::MailboxView mailbox = detail::check_mailbox(plan, args);
     params.mailbox = &mailbox;
+    if (converts) detail::convert_to_workspace(params);
     plan.fuses_exchange ? kernel.decode(params, stream) : detail::decode_between_calls(kernel, params, stream);
 }
 

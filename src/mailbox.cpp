@@ -31,7 +31,25 @@ void check_rows(std::int64_t rows, const Mailbox& mailbox) {
                std::to_string(rows));
 }
 
+/// From one to the next along a dimension, in bytes: 0 where there is only one, whatever its stride says.
+std::int64_t stride_bytes(const ConstTensor& tensor, int dimension) {
+    return tensor.shape[dimension] > 1 ? tensor.strides[dimension] * size_bytes(tensor.dtype) : 0;
+}
+
+/// What outputs may not lie in.
+detail::Region own_memory(const Mailbox& mailbox) {
+    return detail::region_of(mailbox.peers.base[mailbox.peers.rank], static_cast<std::size_t>(mailbox.layout.bytes),
+                             "mailbox");
+}
+
+bool share_bytes(const void* a, std::int64_t a_bytes, const void* b, std::int64_t b_bytes) {
+    const auto first = reinterpret_cast<std::uintptr_t>(a), second = reinterpret_cast<std::uintptr_t>(b);
+    return first < second ? second - first < static_cast<std::uintptr_t>(a_bytes)
+                          : first - second < static_cast<std::uintptr_t>(b_bytes);
+}
+
 void check_addresses(const Mailbox& mailbox) {
+    const std::int64_t bytes = mailbox.layout.bytes;
     for (int rank = 0; rank < mailbox.layout.world; ++rank) {
         const std::byte* base = mailbox.peers.base[rank];
         const auto argument = [&] { return "mailbox.peers.base[" + std::to_string(rank) + "]"; };
@@ -39,7 +57,7 @@ void check_addresses(const Mailbox& mailbox) {
         if (reinterpret_cast<std::uintptr_t>(base) % vector_alignment_bytes != 0)
             refuse(argument(), "16-byte alignment", "an unaligned address");
         for (int other = 0; other < rank; ++other)
-            if (mailbox.peers.base[other] == base)
+            if (share_bytes(mailbox.peers.base[other], bytes, base, bytes))
                 refuse(argument(), "memory of its own", "that of rank " + std::to_string(other));
     }
     if (mailbox.control.data == nullptr || mailbox.control.bytes < mailbox_control_bytes)
@@ -47,6 +65,9 @@ void check_addresses(const Mailbox& mailbox) {
                mailbox.control.data == nullptr ? "nothing" : std::to_string(mailbox.control.bytes) + " bytes");
     if (reinterpret_cast<std::uintptr_t>(mailbox.control.data) % control_alignment_bytes != 0)
         refuse("mailbox.control", "64-byte alignment", "an unaligned address");
+    for (int rank = 0; rank < mailbox.layout.world; ++rank)
+        if (share_bytes(mailbox.peers.base[rank], bytes, mailbox.control.data, std::int64_t{mailbox_control_bytes}))
+            refuse("mailbox.control", "memory of its own", "that of rank " + std::to_string(rank));
 }
 
 }  // namespace
@@ -101,6 +122,7 @@ MailboxStatus status(const Mailbox& mailbox, Stream stream) {
         is_gpu(mailbox) ? detail::control_gpu(view, mailbox.device.index, stream) : *view.control;
     MailboxStatus status{.exchanges = control.next, .failed = control.failed != 0};
     if (!status.failed) return status;
+    status.exchanges = control.exchange;  // a GPU's `next` may have gone on
     status.stage = static_cast<DcpStage>(control.stage);
     status.missing_rank = static_cast<int>(control.peer);
     status.row = control.row;
@@ -126,12 +148,11 @@ void gather_query(const Mailbox& mailbox, const GatherQueryArgs& args, Stream st
     detail::check_positive_finite(args.q_scale, "q_scale");
     if (args.query.dtype == to && args.q_scale != 1.0F)
         refuse("q_scale", "1 where nothing is quantised", detail::to_text(args.q_scale));
-    const std::int64_t bytes = size_bytes(args.query.dtype);
     const detail::GatherQueryParams params{.mailbox = view,
                                            .rows = args.rows,
                                            .query = static_cast<const std::byte*>(args.query.data),
-                                           .query_row_stride_bytes = args.query.strides[0] * bytes,
-                                           .query_head_stride_bytes = args.query.strides[1] * bytes,
+                                           .query_row_stride_bytes = stride_bytes(args.query, 0),
+                                           .query_head_stride_bytes = stride_bytes(args.query, 1),
                                            .dims = static_cast<std::int32_t>(mailbox.layout.d_qk),
                                            .from = args.query.dtype,
                                            .to = to,
@@ -150,12 +171,12 @@ void receive_query(const Mailbox& mailbox, std::int64_t rows, const Tensor& out,
                                     Extent::exactly(mailbox.layout.d_qk)},
                           .device = mailbox.device,
                           .alignment_bytes = vector_alignment_bytes});
-    const std::int64_t bytes = size_bytes(out.dtype);
+    detail::check_no_overlap({detail::region_of(out, "out", {rows, mailbox.layout.heads})}, {own_memory(mailbox)});
     const detail::ReceiveQueryParams params{.mailbox = view,
                                             .rows = rows,
                                             .out = static_cast<std::byte*>(out.data),
-                                            .out_row_stride_bytes = out.strides[0] * bytes,
-                                            .out_head_stride_bytes = out.strides[1] * bytes};
+                                            .out_row_stride_bytes = stride_bytes(out, 0),
+                                            .out_head_stride_bytes = stride_bytes(out, 1)};
     is_gpu(mailbox) ? detail::receive_query_gpu(params, mailbox.device.index, stream)
                     : detail::receive_query_cpu(params);
 }
@@ -219,7 +240,7 @@ void merge_pushed(const Mailbox& mailbox, const MergePushedArgs& args, Stream st
                                           .dense_last = false});
     detail::check_no_overlap({detail::region_of(args.out, "out", {args.rows, view.own_heads}),
                               detail::region_of(args.lse, "lse", {args.rows, view.own_heads})},
-                             {detail::region_of(args.sinks, "sinks", {view.own_heads})});
+                             {detail::region_of(args.sinks, "sinks", {view.own_heads}), own_memory(mailbox)});
     const detail::MergePushedParams params{
         .mailbox = view,
         .rows = args.rows,

@@ -26,7 +26,8 @@ void check_heads(const detail::ShapeView& shape) {
     for (std::size_t i = 0; i + 1 < shape.head_offset.size(); ++i)
         if (shape.head_offset[i + 1] <= shape.head_offset[i])
             refuse("head_offset", "at least one head of every rank",
-                   std::to_string(shape.head_offset[i + 1] - shape.head_offset[i]) + " of rank " + std::to_string(i));
+                   std::to_string(shape.head_offset[i]) + " .. " + std::to_string(shape.head_offset[i + 1]) +
+                       " of rank " + std::to_string(i));
     if (shape.head_offset.back() > max_heads)
         refuse("head_offset", "at most " + std::to_string(max_heads) + " heads in all",
                std::to_string(shape.head_offset.back()));
@@ -52,6 +53,9 @@ std::int64_t aligned(std::int64_t bytes) {
 DcpShape equal_shares(int world, std::int64_t heads, std::int64_t rows) {
     if (world < 1 || world > max_ranks)
         throw Error(ErrorKind::invalid_argument, "world", "1 .. " + std::to_string(max_ranks), std::to_string(world));
+    if (heads < 1 || heads > max_heads / world)
+        throw Error(ErrorKind::invalid_argument, "heads", "1 .. " + std::to_string(max_heads / world),
+                    std::to_string(heads));
     DcpShape shape{.rows = rows};
     for (int rank = 0; rank <= world; ++rank) shape.head_offset.push_back(rank * heads);
     return shape;
@@ -90,7 +94,8 @@ MailboxLayout detail::layout_of(const ShapeView& shape) {
 std::uint64_t MailboxLayout::fingerprint() const {
     std::uint64_t hash = 0xCBF29CE484222325;  // FNV-1a over 64-bit numbers
     const auto add = [&](std::int64_t value) { hash = (hash ^ static_cast<std::uint64_t>(value)) * 0x100000001B3; };
-    for (std::int64_t value : {std::int64_t{world}, rows, heads, padded_heads, d_qk, query, values, lses, bytes})
+    for (std::int64_t value : {std::int64_t{world}, rows, heads, padded_heads, most_heads, d_qk, query,
+                               query_parity_bytes, values, values_parity_bytes, lses, lses_parity_bytes, bytes})
         add(value);
     add(static_cast<std::int64_t>(query_dtype));
     for (std::int32_t offset : head_offset) add(offset);

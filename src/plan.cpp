@@ -58,6 +58,7 @@ void check_problem(const Problem& problem) {
     if (problem.sources.empty() || problem.sources.size() > 2)
         refuse("sources", "one or two sources", std::to_string(problem.sources.size()));
     for (std::size_t i = 0; i < problem.sources.size(); ++i) check_source(problem.sources[i], i);
+    if (problem.dcp && problem.heads == 0) refuse("heads", "1 .. 128 of a dcp problem: all ranks' heads", "0");
     if (problem.dcp && problem.sinks) refuse("sinks", "false of a dcp problem: merge_pushed applies them", "true");
     if (problem.dcp && problem.out_dtype != DType::bf16)
         refuse("out_dtype", "bf16 of a dcp problem", std::string(name(problem.out_dtype)));

@@ -29,7 +29,7 @@ struct DcpShape {
     std::int64_t d_qk = 576;             ///< or 512
 };
 
-/// `world` ranks of `heads` heads each.
+/// `world` ranks of `heads` heads each. Throws Error (world, heads).
 DcpShape equal_shares(int world, std::int64_t heads, std::int64_t rows);
 
 /// Where things lie in a rank's mailbox; equal on all ranks. Offsets are in bytes from its begin.
