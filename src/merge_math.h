@@ -70,7 +70,7 @@ struct MergeMath {
         return n >= -126 ? multiply(sum, power_of_two(n)) : multiply(multiply(sum, power_of_two(n + 64)), 0x1p-64F);
     }
 
-    /// log2(x) of a normal x >= 1, within 2^-23 beside its integer part.
+    /// log2(x) of a finite x >= 1, within 2^-23.
     static constexpr double log2(float x) {
         const auto bits = std::bit_cast<std::uint32_t>(x);
         int n = static_cast<int>(bits >> 23) - 127;
