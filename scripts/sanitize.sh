@@ -16,6 +16,7 @@ declare -A quick_tests=(
 quick=0
 if [[ ${1:-} == --quick ]]; then
     quick=1
+    export SPARSEMLA_DCP_STEPS=${SPARSEMLA_DCP_STEPS:-100}
     shift
 fi
 presets=("$@")

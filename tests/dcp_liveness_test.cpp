@@ -4,6 +4,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <bit>
 #include <chrono>
 #include <csignal>
 #include <string>
@@ -322,6 +324,27 @@ TEST(K27_RankLiveness_Threads, B072_TooFarApart) {
     EXPECT_EQ(name(boxes.status(0).stage), "decode");
     EXPECT_EQ(boxes.status(1).missing_rank, 0);
     EXPECT_EQ(name(boxes.status(1).stage), "merge");
+}
+
+// A rank whose rows come one after another, each within the limit, is slow, not missing. Each row says that it is
+// empty.
+TEST(K27_RankLiveness_Threads, ASlowRankIsNotMissing) {
+    if (on_gpu()) GTEST_SKIP() << "ranks are threads";
+    constexpr std::int64_t rows = 5;
+    Mailboxes boxes(shape_of({0, 1, 2}, rows), 0.4);
+    SteppingRank first(boxes[0]);
+    std::thread second([&] {
+        for (std::int64_t row = 0; row < rows; ++row) {
+            sleep_us(150e3);
+            auto* word = reinterpret_cast<std::uint32_t*>(boxes.memory(0).data() + boxes.lse_byte(0, 1, row, 0));
+            std::atomic_ref<std::uint32_t>(*word).store(std::bit_cast<std::uint32_t>(-infinity));
+        }
+    });
+    const Exchange exchange{.rows = rows, .query = false};
+    first.push_results(exchange);
+    first.merge(exchange);
+    second.join();
+    EXPECT_EQ(boxes.status(0).text(), "1 exchange complete");
 }
 
 }  // namespace

@@ -53,20 +53,25 @@ class Waiter {
                 if (failed()) return false;
                 if (spins < 64) continue;
                 std::this_thread::yield();
-                if (!passed_limit()) continue;
+                if (!passed_limit(from_rank)) continue;
                 fail(from_rank, row);
                 return false;
             }
         }
+        heard_[from_rank] = true;
+        since_[from_rank] = {};
         return true;
     }
 
    private:
-    /// Counts from a call's first wait that is one.
-    bool passed_limit() {
+    /// For a rank not heard of in this call, counts from the call's first wait that is one; for another, whose pieces
+    /// come one after another, from the wait for its next piece.
+    bool passed_limit(int from_rank) {
         const Clock::time_point now = Clock::now();
         if (begin_ == Clock::time_point{}) begin_ = now;
-        return now - begin_ > std::chrono::nanoseconds(mailbox_.limit_ns);
+        Clock::time_point& since = since_[from_rank];
+        if (since == Clock::time_point{}) since = heard_[from_rank] ? now : begin_;
+        return now - since > std::chrono::nanoseconds(mailbox_.limit_ns);
     }
 
     void fail(int from_rank, std::int64_t row) {
@@ -82,6 +87,8 @@ class Waiter {
     DcpStage stage_;
     std::uint32_t exchange_;
     Clock::time_point begin_{};
+    std::array<Clock::time_point, max_ranks> since_{};
+    std::array<bool, max_ranks> heard_{};
 };
 
 void delay(const MailboxView& mailbox, DcpStage stage) {
