@@ -28,7 +28,7 @@ if(SPARSEMLA_PORTABLE)
         file(REAL_PATH ${file} file)
         file(COPY_FILE ${file} ${CMAKE_RUNTIME_OUTPUT_DIRECTORY}/${runtime} ONLY_IF_DIFFERENT)
     endforeach()
-    foreach(script gpu_check.sh nccl_check.sh)
+    foreach(script gpu_check.sh nccl_check.sh soak.sh)
         configure_file(${PROJECT_SOURCE_DIR}/scripts/${script} ${CMAKE_RUNTIME_OUTPUT_DIRECTORY}/${script} COPYONLY)
     endforeach()
     # gpu_check.sh looks for it.

@@ -147,8 +147,8 @@ DcpRank::DcpRank(const CaseStep& whole, const Shard& shard, const DcpGroupOption
         args_.sources[i].slots = place(source.slots.view());
         args_.sources[i].counts = place(source.counts.view());
     }
-    out_ = DeviceTensor(options.out_dtype, {whole.rows, own_heads_, value_dims}, 0xFF, device);
-    lse_ = DeviceTensor(DType::f32, {whole.rows, own_heads_}, 0xFF, device);
+    outputs_ = {DeviceTensor(options.out_dtype, {whole.rows, own_heads_, value_dims}, 0xFF, device),
+                DeviceTensor(DType::f32, {whole.rows, own_heads_}, 0xFF, device)};
     workspace_ = DeviceTensor(DType::u8, {static_cast<std::int64_t>(plan.workspace_bytes)}, 0xFF, device);
     state_ = DeviceTensor(DType::u8, {static_cast<std::int64_t>(plan.state_bytes)}, 0xFF, device);
     args_.workspace = workspace_.memory();
@@ -164,9 +164,18 @@ DcpRank::DcpRank(const CaseStep& whole, const Shard& shard, const DcpGroupOption
     prepare(plan, args_.state);
 }
 
-void DcpRank::poison() {
-    out_.fill(0xFF);
-    lse_.fill(0xFF);
+DcpOutputs DcpRank::make_outputs() const {
+    const auto like = [&](const DeviceTensor& tensor) {
+        return DeviceTensor(tensor.view().dtype, extents(tensor.view()), 0xFF, options_.device.device);
+    };
+    return {like(outputs_.out), like(outputs_.lse)};
+}
+
+DcpInputs DcpRank::inputs() const {
+    DcpInputs inputs{.gather = {query_.memory()}, .decode = {}, .merge = {}};
+    for (const DeviceTensor& tensor : inputs_) inputs.decode.push_back(tensor.memory());
+    if (sinks_.view().present()) inputs.merge.push_back(sinks_.memory());
+    return inputs;
 }
 
 void DcpRank::gather(const DcpWindow& window, Stream stream) {
@@ -194,12 +203,12 @@ void DcpRank::decode(const DcpWindow& window, Stream stream) {
     push(mailbox_, {.rows = window.rows, .out = partial_out_.view(), .lse = partial_lse_.view()}, stream);
 }
 
-void DcpRank::merge(const DcpWindow& window, Stream stream) {
+void DcpRank::merge_to(const DcpOutputs& outputs, const DcpWindow& window, Stream stream) {
     merge_pushed(mailbox_,
                  {.rows = window.rows,
                   .sinks = sinks_.view(),
-                  .out = out_.view(),
-                  .lse = lse_.view(),
+                  .out = outputs.out.view(),
+                  .lse = outputs.lse.view(),
                   .lse_base = options_.lse_base},
                  stream);
 }
@@ -275,13 +284,14 @@ DcpGroup::DcpGroup(const CaseStep& whole, const DcpGroupOptions& options)
     expectation_ = expectation_of(whole, shards_, options_, plan_);
 }
 
-std::string DcpGroup::difference(int number, const DcpWindow& window) {
+std::string DcpGroup::difference(int number, const DcpWindow& window, DcpOutputs* of) {
     const MailboxLayout& layout = mailbox(number).layout;
     const std::int64_t first_head = layout.head_offset[static_cast<std::size_t>(number)];
     const std::int64_t own_heads = layout.heads_of(number);
     const std::int64_t head_bytes = value_dims * size_bytes(options_.out_dtype);
-    const std::byte* out = rank(number).out().bytes.get();
-    const std::byte* lse = rank(number).lse().bytes.get();
+    DcpOutputs& outputs = of != nullptr ? *of : rank(number).outputs();
+    const std::byte* out = outputs.out.fetch().bytes.get();
+    const std::byte* lse = outputs.lse.fetch().bytes.get();
     for (std::int64_t row = 0; row < window.rows; ++row)
         for (std::int64_t head = 0; head < own_heads; ++head) {
             const std::int64_t got = row * own_heads + head;
@@ -320,10 +330,11 @@ DcpExpectation DcpGroup::results(const DcpWindow& window) {
     return all;
 }
 
-void DcpGroup::lockstep(const DcpWindow& window, Stream stream) {
+void DcpGroup::lockstep(const DcpWindow& window, Stream stream, const DcpResults* to) {
     for (auto& each : ranks_) each->gather(window, stream);
     for (auto& each : ranks_) each->decode(window, stream);
-    for (auto& each : ranks_) each->merge(window, stream);
+    for (std::size_t i = 0; i < ranks_.size(); ++i)
+        ranks_[i]->merge_to(to != nullptr ? to->at(i) : ranks_[i]->outputs(), window, stream);
 }
 
 std::string DcpGroup::run(std::span<const DcpWindow> windows) {
@@ -339,7 +350,7 @@ std::string DcpGroup::run(std::span<const DcpWindow> windows) {
     return "";
 }
 
-std::string DcpGroup::run_threads(std::span<const DcpWindow> windows) {
+std::string DcpGroup::run_threads(std::span<const DcpWindow> windows, const DcpConcurrency& how) {
     std::mutex mutex;
     std::string first_difference;
     std::atomic<bool> stop{false};
@@ -347,6 +358,7 @@ std::string DcpGroup::run_threads(std::span<const DcpWindow> windows) {
         DcpRank& each = rank(number);
         for (std::size_t i = 0; i < windows.size() && !stop; ++i) {
             each.poison();
+            if (how.before) how.before(number, i);
             each.gather(windows[i]);
             each.decode(windows[i]);
             each.merge(windows[i]);

@@ -351,4 +351,21 @@ double GpuGraph::time_us(const GpuStream& stream, int replays) const {
     }) / replays;
 }
 
+int GpuGraph::nodes() const {
+    std::size_t count = 0;
+    check(cudaGraphGetNodes(handle_->graph, nullptr, &count), "cudaGraphGetNodes");
+    return static_cast<int>(count);
+}
+
+int GpuGraph::kernels() const {
+    std::size_t count = static_cast<std::size_t>(nodes());
+    std::vector<cudaGraphNode_t> all(count);
+    check(cudaGraphGetNodes(handle_->graph, all.data(), &count), "cudaGraphGetNodes");
+    return static_cast<int>(std::ranges::count_if(all, [](cudaGraphNode_t node) {
+        cudaGraphNodeType type{};
+        check(cudaGraphNodeGetType(node, &type), "cudaGraphNodeGetType");
+        return type == cudaGraphNodeTypeKernel;
+    }));
+}
+
 }  // namespace sparsemla::harness

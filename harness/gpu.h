@@ -104,6 +104,9 @@ class GpuGraph {
     /// Microseconds of one replay: `replays` in a row between two events, over their number. Waits for them.
     double time_us(const GpuStream& stream, int replays = 1) const;
 
+    int nodes() const;    ///< of any kind
+    int kernels() const;  ///< nodes that launch one
+
    private:
     std::unique_ptr<Handle> handle_;
 };

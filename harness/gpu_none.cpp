@@ -47,6 +47,8 @@ GpuGraph& GpuGraph::operator=(GpuGraph&&) noexcept = default;
 GpuGraph::~GpuGraph() = default;
 void GpuGraph::replay(Stream) const { refuse(); }
 double GpuGraph::time_us(const GpuStream&, int) const { refuse(); }
+int GpuGraph::nodes() const { refuse(); }
+int GpuGraph::kernels() const { refuse(); }
 
 void copy_on(Device device, Stream, void*, const void*, std::size_t) { refuse(device); }
 void read_on(Device device, Stream, const void*, std::size_t) { refuse(device); }
