@@ -33,10 +33,10 @@ DcpGrids DcpGroup::grids(int number, std::int64_t rows) const {
     constexpr std::int64_t value_pieces = value_dims * 2 / piece_bytes;
     constexpr std::int64_t threads = 256;          // of the kernels in mailbox.cu, a piece each
     constexpr std::int64_t heads_of_merge = 4;     // of a CTA of merge_pushed, a warp each
-    constexpr std::int64_t pieces_of_merge = 512;  // of a CTA of it that frees the query
+    constexpr std::int64_t pieces_of_merge = 512;  // of a row's query, of a CTA of it that frees those
     DcpGrids grids{.gather = rows * divide_up(own_heads * query_pieces, threads),
                    .merge = divide_up(rows * own_heads, heads_of_merge) +
-                            divide_up(rows * layout.heads * query_pieces, pieces_of_merge)};
+                            rows * divide_up(layout.heads * query_pieces, pieces_of_merge)};
     if (!plan_.fuses_exchange) {
         grids.receive = rows * divide_up(layout.heads * query_pieces, threads);
         grids.push = rows * divide_up(layout.heads * value_pieces, threads);

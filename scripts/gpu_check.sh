@@ -112,12 +112,13 @@ tests() {
     # Alone, one after the other: they look at what runs beside what.
     for name in $(cd "$bin" && existing *_device_test gpu_test gpu_graph_test gpu_order_test gpu_errors_test \
         gpu_tilings_test gpu_balanced_test gpu_wide_test gpu_verbs_test gpu_topk_test gpu_merge_test \
-        gpu_dcp*_test gpu_soak_test); do
+        gpu_dcp*_test dcp_liveness_test gpu_soak_test); do
         run_gtest "$name" '*' "$logs/$name.log" 1
     done
     # Skipped where there is no NCCL.
     [[ -x $bin/nccl_test ]] && run_gtest nccl_test '*' "$logs/nccl_test.log" 0
-    local contract=(decode_test determinism_test from_ids_test topk_test problems_test kinds_softmax_test kinds_lists_test dcp_test)
+    local contract=(decode_test determinism_test from_ids_test topk_test problems_test kinds_softmax_test kinds_lists_test
+        dcp_test dcp_decode_test dcp_merge_test dcp_payload_test dcp_protocol_test)
     if ((!quick)); then
         contract+=($(cd "$bin" && ls -d kinds_*_test decode_*_test engine_test allocation_test reference_test 2>/dev/null))
     fi

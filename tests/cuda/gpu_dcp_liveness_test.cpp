@@ -44,6 +44,7 @@ void expect_status(const MailboxStatus& status, const Missing& missing, std::int
     EXPECT_GE(status.row, 0) << what << ": " << status.text();
     EXPECT_LT(status.row, rows) << what << ": " << status.text();
     EXPECT_EQ(status.exchange, missing.exchange) << what << ": " << status.text();
+    EXPECT_EQ(status.exchanges, missing.exchange) << what << ": those before it are complete";
     EXPECT_NE(status.text().find("rank 1"), std::string::npos) << status.text();
     EXPECT_NE(status.text().find(std::string(name(missing.stage))), std::string::npos) << status.text();
 }
