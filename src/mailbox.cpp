@@ -127,7 +127,6 @@ MailboxStatus status(const Mailbox& mailbox, Stream stream) {
     status.missing_rank = static_cast<int>(control.peer);
     status.row = control.row;
     status.exchange = control.exchange;
-    status.exchanges = control.exchange;  // merge_pushed counts on before it may fail
     return status;
 }
 

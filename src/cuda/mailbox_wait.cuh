@@ -8,12 +8,13 @@
 
 namespace sparsemla::detail {
 
-/// What the kernels before have left in the control: after the dependency wait.
+/// What the kernels before have left in the control: after the dependency wait. `failed` may rise meanwhile, and what
+/// is not yet there is then not waited for: not from the L1, which might hold what an earlier CTA has read.
 struct ExchangeState {
     std::uint32_t next, current, failed;
 
     __device__ explicit ExchangeState(const MailboxView& mailbox) {
-        const uint4 words = device::load_global(reinterpret_cast<const uint4*>(mailbox.control));
+        const uint4 words = device::load_peer(reinterpret_cast<const uint4*>(mailbox.control));
         next = words.x;
         current = words.y;
         failed = words.z;

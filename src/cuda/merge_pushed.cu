@@ -164,7 +164,8 @@ __device__ void merge_pushed_head(PushedHead& pushed) {
     WaitLimit limit;
     HeadSums sums;
     float lse = -INFINITY;
-    bool came = state.failed == 0 && pushed.wait_for_lse(state.current % 2 == 0 ? even : odd, limit, lse);
+    const bool failed = __any_sync(all_lanes, state.failed != 0);  // another CTA may set it between two lanes' looks
+    bool came = !failed && pushed.wait_for_lse(state.current % 2 == 0 ? even : odd, limit, lse);
     pushed.ask_for_values(came ? __ballot_sync(all_lanes, lse != -INFINITY) : 0, 0);
     const HeadWeights weights(lse, mailbox.world, LseBase::two, has_sink, sink);
     float merged_lse = weights.merged_lse(LseBase::two, params.to.lse_base);
