@@ -4,8 +4,8 @@
 #include <atomic>
 #include <cstring>
 #include <mutex>
-#include <thread>
 
+#include "harness/rank_threads.h"
 #include "sparsemla/formats.h"
 
 namespace sparsemla::harness {
@@ -73,11 +73,27 @@ Problem problem_of(const CaseStep& whole, const Shard& part, const DcpGroupOptio
     return problem;
 }
 
-PlanOptions same_schedule(const Plan& plan) {
-    return {.kernel = plan.schedule.kernel,
-            .p_format = plan.schedule.p_format,
-            .p_scale = plan.schedule.kernel == "reference" ? std::nullopt : std::optional(plan.schedule.p_scale),
-            .splits = plan.schedule.splits};
+/// The wishes that lead to the plan's schedule without an exchange.
+PlanOptions same_schedule(const Plan& plan, PlanOptions wishes) {
+    wishes.kernel = plan.schedule.kernel;
+    wishes.p_format = plan.schedule.p_format;
+    if (plan.schedule.kernel != "reference") wishes.p_scale = plan.schedule.p_scale;
+    wishes.splits = plan.schedule.splits;
+    return wishes;
+}
+
+/// Whether n values are the wanted bits, or NaN where NaN is wanted: which NaN, arithmetic leaves open. The NaN of all
+/// ones is not one of those: it is what results hold before they are written.
+template <class Bits>
+bool same_values(const std::byte* got, const std::byte* wanted, std::int64_t n) {
+    constexpr auto magnitude = static_cast<Bits>(~Bits{0} >> 1);
+    constexpr auto infinity = static_cast<Bits>(sizeof(Bits) == 2 ? 0x7F80 : 0x7F800000);
+    const auto is_nan = [&](Bits bits) { return (bits & magnitude) > infinity; };
+    const auto* a = reinterpret_cast<const Bits*>(got);
+    const auto* b = reinterpret_cast<const Bits*>(wanted);
+    return std::equal(a, a + n, b, [&](Bits x, Bits y) {
+        return x == y || (is_nan(x) && is_nan(y) && x != static_cast<Bits>(~Bits{0}));
+    });
 }
 
 }  // namespace
@@ -131,8 +147,8 @@ DcpRank::DcpRank(const CaseStep& whole, const Shard& shard, const DcpGroupOption
         args_.sources[i].slots = place(source.slots.view());
         args_.sources[i].counts = place(source.counts.view());
     }
-    out_ = DeviceTensor(options.out_dtype, {whole.rows, own_heads_, value_dims}, 0xFF, device);
-    lse_ = DeviceTensor(DType::f32, {whole.rows, own_heads_}, 0xFF, device);
+    outputs_ = {DeviceTensor(options.out_dtype, {whole.rows, own_heads_, value_dims}, 0xFF, device),
+                DeviceTensor(DType::f32, {whole.rows, own_heads_}, 0xFF, device)};
     workspace_ = DeviceTensor(DType::u8, {static_cast<std::int64_t>(plan.workspace_bytes)}, 0xFF, device);
     state_ = DeviceTensor(DType::u8, {static_cast<std::int64_t>(plan.state_bytes)}, 0xFF, device);
     args_.workspace = workspace_.memory();
@@ -148,9 +164,18 @@ DcpRank::DcpRank(const CaseStep& whole, const Shard& shard, const DcpGroupOption
     prepare(plan, args_.state);
 }
 
-void DcpRank::poison() {
-    out_.fill(0xFF);
-    lse_.fill(0xFF);
+DcpOutputs DcpRank::make_outputs() const {
+    const auto like = [&](const DeviceTensor& tensor) {
+        return DeviceTensor(tensor.view().dtype, extents(tensor.view()), 0xFF, options_.device.device);
+    };
+    return {like(outputs_.out), like(outputs_.lse)};
+}
+
+DcpInputs DcpRank::inputs() const {
+    DcpInputs inputs{.gather = {query_.memory()}, .decode = {}, .merge = {}};
+    for (const DeviceTensor& tensor : inputs_) inputs.decode.push_back(tensor.memory());
+    if (sinks_.view().present()) inputs.merge.push_back(sinks_.memory());
+    return inputs;
 }
 
 void DcpRank::gather(const DcpWindow& window, Stream stream) {
@@ -178,12 +203,12 @@ void DcpRank::decode(const DcpWindow& window, Stream stream) {
     push(mailbox_, {.rows = window.rows, .out = partial_out_.view(), .lse = partial_lse_.view()}, stream);
 }
 
-void DcpRank::merge(const DcpWindow& window, Stream stream) {
+void DcpRank::merge_to(const DcpOutputs& outputs, const DcpWindow& window, Stream stream) {
     merge_pushed(mailbox_,
                  {.rows = window.rows,
                   .sinks = sinks_.view(),
-                  .out = out_.view(),
-                  .lse = lse_.view(),
+                  .out = outputs.out.view(),
+                  .lse = outputs.lse.view(),
                   .lse_base = options_.lse_base},
                  stream);
 }
@@ -201,7 +226,7 @@ DcpExpectation expectation_of(const CaseStep& whole, const std::vector<Shard>& s
         Problem problem = plan.problem;
         problem.dcp = false;
         problem.lse = true;
-        const Plan plain = make_plan(problem, options.device, same_schedule(plan));
+        const Plan plain = make_plan(problem, options.device, same_schedule(plan, options.plan));
         DecodeArgs args = step.args();
         DeviceTensor query(step.query, device);
         std::vector<DeviceTensor> inputs;
@@ -259,22 +284,24 @@ DcpGroup::DcpGroup(const CaseStep& whole, const DcpGroupOptions& options)
     expectation_ = expectation_of(whole, shards_, options_, plan_);
 }
 
-std::string DcpGroup::difference(int number, const DcpWindow& window) {
+std::string DcpGroup::difference(int number, const DcpWindow& window, DcpOutputs* of) {
     const MailboxLayout& layout = mailbox(number).layout;
     const std::int64_t first_head = layout.head_offset[static_cast<std::size_t>(number)];
     const std::int64_t own_heads = layout.heads_of(number);
-    const auto element = static_cast<std::size_t>(size_bytes(options_.out_dtype));
-    const std::byte* out = rank(number).out().bytes.get();
-    const std::byte* lse = rank(number).lse().bytes.get();
+    const std::int64_t head_bytes = value_dims * size_bytes(options_.out_dtype);
+    DcpOutputs& outputs = of != nullptr ? *of : rank(number).outputs();
+    const std::byte* out = outputs.out.fetch().bytes.get();
+    const std::byte* lse = outputs.lse.fetch().bytes.get();
     for (std::int64_t row = 0; row < window.rows; ++row)
         for (std::int64_t head = 0; head < own_heads; ++head) {
             const std::int64_t got = row * own_heads + head;
             const std::int64_t wanted = (window.first_row + row) * whole_.heads + first_head + head;
-            const std::size_t bytes = value_dims * element;
-            const bool same_out =
-                std::memcmp(out + got * static_cast<std::int64_t>(bytes),
-                            expectation_.out.bytes.get() + wanted * static_cast<std::int64_t>(bytes), bytes) == 0;
-            const bool same_lse = std::memcmp(lse + got * 4, expectation_.lse.bytes.get() + wanted * 4, 4) == 0;
+            const std::byte* wanted_out = expectation_.out.bytes.get() + wanted * head_bytes;
+            const bool same_out = options_.out_dtype == DType::f32
+                                      ? same_values<std::uint32_t>(out + got * head_bytes, wanted_out, value_dims)
+                                      : same_values<std::uint16_t>(out + got * head_bytes, wanted_out, value_dims);
+            const bool same_lse =
+                same_values<std::uint32_t>(lse + got * 4, expectation_.lse.bytes.get() + wanted * 4, 1);
             if (!same_out || !same_lse)
                 return "rank " + std::to_string(number) + ", row " + std::to_string(row) + " (" +
                        std::to_string(window.first_row + row) + " of the step), head " + std::to_string(head) + ": " +
@@ -303,10 +330,11 @@ DcpExpectation DcpGroup::results(const DcpWindow& window) {
     return all;
 }
 
-void DcpGroup::lockstep(const DcpWindow& window, Stream stream) {
+void DcpGroup::lockstep(const DcpWindow& window, Stream stream, const DcpResults* to) {
     for (auto& each : ranks_) each->gather(window, stream);
     for (auto& each : ranks_) each->decode(window, stream);
-    for (auto& each : ranks_) each->merge(window, stream);
+    for (std::size_t i = 0; i < ranks_.size(); ++i)
+        ranks_[i]->merge_to(to != nullptr ? to->at(i) : ranks_[i]->outputs(), window, stream);
 }
 
 std::string DcpGroup::run(std::span<const DcpWindow> windows) {
@@ -322,14 +350,15 @@ std::string DcpGroup::run(std::span<const DcpWindow> windows) {
     return "";
 }
 
-std::string DcpGroup::run_threads(std::span<const DcpWindow> windows) {
+std::string DcpGroup::run_threads(std::span<const DcpWindow> windows, const DcpConcurrency& how) {
     std::mutex mutex;
     std::string first_difference;
     std::atomic<bool> stop{false};
-    const auto run_rank = [&](int number) {
+    on_rank_threads(world(), [&](int number) {
         DcpRank& each = rank(number);
         for (std::size_t i = 0; i < windows.size() && !stop; ++i) {
             each.poison();
+            if (how.before) how.before(number, i);
             each.gather(windows[i]);
             each.decode(windows[i]);
             each.merge(windows[i]);
@@ -339,10 +368,7 @@ std::string DcpGroup::run_threads(std::span<const DcpWindow> windows) {
             const std::scoped_lock lock(mutex);
             if (first_difference.empty()) first_difference = "exchange " + std::to_string(i) + " of this run: " + text;
         }
-    };
-    std::vector<std::thread> threads;
-    for (int number = 0; number < world(); ++number) threads.emplace_back(run_rank, number);
-    for (std::thread& thread : threads) thread.join();
+    });
     return first_difference;
 }
 

@@ -284,16 +284,24 @@ struct Event {
 
 }  // namespace
 
-double GpuStream::time_us(const std::function<void(Stream)>& work) const {
+double GpuStream::time_us(const std::function<void(Stream)>& work) const { return times_us({&work, 1}).front(); }
+
+std::vector<double> GpuStream::times_us(std::span<const std::function<void(Stream)>> pieces) const {
     const CurrentDevice current(handle_->device);
-    const Event start, end;
-    start.record(handle_->stream);
-    work(stream());
-    end.record(handle_->stream);
+    const std::vector<Event> events(pieces.size() + 1);
+    events.front().record(handle_->stream);
+    for (std::size_t i = 0; i < pieces.size(); ++i) {
+        pieces[i](stream());
+        events[i + 1].record(handle_->stream);
+    }
     synchronize();
-    float milliseconds = 0;
-    check(cudaEventElapsedTime(&milliseconds, start.event, end.event), "cudaEventElapsedTime");
-    return 1e3 * double{milliseconds};
+    std::vector<double> times;
+    for (std::size_t i = 0; i < pieces.size(); ++i) {
+        float milliseconds = 0;
+        check(cudaEventElapsedTime(&milliseconds, events[i].event, events[i + 1].event), "cudaEventElapsedTime");
+        times.push_back(1e3 * double{milliseconds});
+    }
+    return times;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -341,6 +349,23 @@ double GpuGraph::time_us(const GpuStream& stream, int replays) const {
     return stream.time_us([&](Stream on) {
         for (int i = 0; i < replays; ++i) replay(on);
     }) / replays;
+}
+
+int GpuGraph::nodes() const {
+    std::size_t count = 0;
+    check(cudaGraphGetNodes(handle_->graph, nullptr, &count), "cudaGraphGetNodes");
+    return static_cast<int>(count);
+}
+
+int GpuGraph::kernels() const {
+    std::size_t count = static_cast<std::size_t>(nodes());
+    std::vector<cudaGraphNode_t> all(count);
+    check(cudaGraphGetNodes(handle_->graph, all.data(), &count), "cudaGraphGetNodes");
+    return static_cast<int>(std::ranges::count_if(all, [](cudaGraphNode_t node) {
+        cudaGraphNodeType type{};
+        check(cudaGraphNodeGetType(node, &type), "cudaGraphNodeGetType");
+        return type == cudaGraphNodeTypeKernel;
+    }));
 }
 
 }  // namespace sparsemla::harness

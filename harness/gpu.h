@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "sparsemla/tensor.h"
@@ -79,6 +80,9 @@ class GpuStream {
     void synchronize() const;
     /// Microseconds between two events around the work. Waits for both.
     double time_us(const std::function<void(Stream)>& work) const;
+    /// Of pieces of work one after another, with an event between neighbours: of each. The host waits only for the
+    /// last.
+    std::vector<double> times_us(std::span<const std::function<void(Stream)>> pieces) const;
 
    private:
     std::unique_ptr<Handle> handle_;
@@ -99,6 +103,9 @@ class GpuGraph {
     void replay(Stream stream) const;  ///< does not wait
     /// Microseconds of one replay: `replays` in a row between two events, over their number. Waits for them.
     double time_us(const GpuStream& stream, int replays = 1) const;
+
+    int nodes() const;    ///< of any kind
+    int kernels() const;  ///< nodes that launch one
 
    private:
     std::unique_ptr<Handle> handle_;

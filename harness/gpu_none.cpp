@@ -39,6 +39,7 @@ Stream GpuStream::stream() const { refuse(); }
 Device GpuStream::device() const { refuse(); }
 void GpuStream::synchronize() const { refuse(); }
 double GpuStream::time_us(const std::function<void(Stream)>&) const { refuse(); }
+std::vector<double> GpuStream::times_us(std::span<const std::function<void(Stream)>>) const { refuse(); }
 
 GpuGraph::GpuGraph(const GpuStream&, const std::function<void(Stream)>&) { refuse(); }
 GpuGraph::GpuGraph(GpuGraph&&) noexcept = default;
@@ -46,6 +47,8 @@ GpuGraph& GpuGraph::operator=(GpuGraph&&) noexcept = default;
 GpuGraph::~GpuGraph() = default;
 void GpuGraph::replay(Stream) const { refuse(); }
 double GpuGraph::time_us(const GpuStream&, int) const { refuse(); }
+int GpuGraph::nodes() const { refuse(); }
+int GpuGraph::kernels() const { refuse(); }
 
 void copy_on(Device device, Stream, void*, const void*, std::size_t) { refuse(device); }
 void read_on(Device device, Stream, const void*, std::size_t) { refuse(device); }

@@ -111,10 +111,14 @@ tests() {
     export SPARSEMLA_TEST_DEVICE=$device SPARSEMLA_SOAK=$soak
     # Alone, one after the other: they look at what runs beside what.
     for name in $(cd "$bin" && existing *_device_test gpu_test gpu_graph_test gpu_order_test gpu_errors_test \
-        gpu_tilings_test gpu_balanced_test gpu_wide_test gpu_verbs_test gpu_topk_test gpu_soak_test); do
+        gpu_tilings_test gpu_balanced_test gpu_wide_test gpu_verbs_test gpu_topk_test gpu_merge_test \
+        gpu_dcp*_test dcp_liveness_test gpu_soak_test); do
         run_gtest "$name" '*' "$logs/$name.log" 1
     done
-    local contract=(decode_test determinism_test from_ids_test topk_test problems_test kinds_softmax_test kinds_lists_test)
+    # Skipped where there is no NCCL.
+    [[ -x $bin/nccl_test ]] && run_gtest nccl_test '*' "$logs/nccl_test.log" 0
+    local contract=(decode_test determinism_test from_ids_test topk_test problems_test kinds_softmax_test kinds_lists_test
+        dcp_test dcp_decode_test dcp_merge_test dcp_payload_test dcp_protocol_test)
     if ((!quick)); then
         contract+=($(cd "$bin" && ls -d kinds_*_test decode_*_test engine_test allocation_test reference_test 2>/dev/null))
     fi
@@ -230,6 +234,7 @@ sanitizers() {
             sanitize racecheck copies_device_test '*'
             sanitize racecheck gpu_verbs_test '-*Decode*'
             sanitize racecheck topk_test '*Duplicates*:*AsMany*:*TakeTheirPlace*'
+            sanitize racecheck gpu_merge_test '*ManyRows*'
             continue
         fi
         sanitize "$tool" problems_test "$problems"
@@ -240,6 +245,9 @@ sanitizers() {
         sanitize "$tool" gpu_graph_test '*AFirstCall*:*ManyCalls*'
         sanitize "$tool" gpu_verbs_test '*'
         sanitize "$tool" topk_test '*Duplicates*:*AsMany*:*TakeTheirPlace*'
+        sanitize "$tool" gpu_merge_test '*ManyRows*'
+        sanitize "$tool" gpu_dcp_test '*AnExchangeIs*'
+        sanitize "$tool" gpu_dcp_protocol_test '*OfEveryRecord*'
         ((quick)) && continue
         sanitize "$tool" exchange_device_test '*/Of2:*/Of8'
         sanitize "$tool" copies_device_test '*'

@@ -7,7 +7,7 @@ packages=()
 for group in "$@"; do
     case $group in
         build) packages+=(cmake ninja-build g++ libhwy-dev libtbb-dev libcli11-dev nlohmann-json3-dev libfmt-dev) ;;
-        test) packages+=(libgtest-dev libgmock-dev clang-format-14 python3) ;;
+        test) packages+=(libgtest-dev libgmock-dev clang-format-14 python3 spin) ;;
         sanitize) packages+=(clang-14 libclang-rt-14-dev) ;;
         *)
             echo "install_packages.sh: need groups build, test, sanitize, got '$group'" >&2

@@ -6,11 +6,12 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 
 declare -A quick_tests=(
-    [asan]="c_api_arguments_test cache_view_test case_file_test case_sources_test dcp_arguments_test dcp_decode_test dcp_merge_test
-            dcp_payload_test decode_test engine_test from_ids_test indices_test kinds_arguments_test kinds_lists_test
-            mailbox_layout_test merge_math_test merge_test quantise_test records_test reference_test safetensors_test
-            topk_arguments_test topk_test"
-    [tsan]="dcp_liveness_test dcp_protocol_test dcp_test decode_schedule_test decode_test determinism_test engine_test oracle_test"
+    [asan]="c_api_arguments_test c_api_dcp_arguments_test c_api_dcp_test cache_view_test case_file_test case_sources_test
+            dcp_arguments_test dcp_decode_test dcp_merge_test dcp_payload_test decode_test engine_test from_ids_test
+            indices_test kinds_arguments_test kinds_lists_test mailbox_layout_test merge_math_test merge_test quantise_test
+            records_test reference_test safetensors_test topk_arguments_test topk_test"
+    [tsan]="dcp_liveness_test dcp_protocol_test dcp_test decode_schedule_test decode_test determinism_test engine_test
+            oracle_test"
 )
 quick=0
 if [[ ${1:-} == --quick ]]; then
@@ -31,7 +32,8 @@ for preset in "${presets[@]}"; do
     echo "Building build-$preset/"
     arguments=()
     selection=()
-    # Of the tool only the speed probes start threads; its subcommands run under the other sanitizers.
+    # Of the tool only the speed probes and dcp start threads, whose exchanges dcp_test runs; its subcommands run under
+    # the other sanitizers.
     tools=ON
     [[ $preset == tsan || $quick == 1 ]] && tools=OFF
     [[ $preset == fuzz ]] && arguments=(case_file_fuzz) || arguments=(-DSPARSEMLA_TOOLS=$tools)

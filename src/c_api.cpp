@@ -1,8 +1,9 @@
 // The C interface: structs to the library's own, one call, exceptions to statuses.
-#include <new>
 #include <optional>
 
+#include "c_api_error.h"
 #include "c_api_structs.h"
+#include "sparsemla/mailbox.h"
 
 /// A plan with the texts that sparsemla_plan_info points into.
 struct sparsemla_plan {
@@ -11,70 +12,12 @@ struct sparsemla_plan {
     std::string description;
 };
 
-namespace sparsemla::detail {
-
-namespace {
-
-/// Fixed memory: saying what went wrong must not fail itself.
-struct LastError {
-    char text[4096] = "";
-
-    void set(std::string_view message) noexcept {
-        std::size_t length = std::min(message.size(), sizeof text - 1);
-        // Cut between characters: bytes 10xxxxxx continue one.
-        if (length < message.size())
-            while (length > 0 && (static_cast<unsigned char>(message[length]) & 0xC0) == 0x80) --length;
-        std::memcpy(text, message.data(), length);
-        text[length] = '\0';
-    }
-};
-
-thread_local LastError last_error;
-
-sparsemla_status status_of(ErrorKind kind) {
-    switch (kind) {
-        case ErrorKind::invalid_argument: return SPARSEMLA_INVALID_ARGUMENT;
-        case ErrorKind::unsupported: return SPARSEMLA_UNSUPPORTED;
-        case ErrorKind::malformed_file: return SPARSEMLA_MALFORMED_FILE;
-        case ErrorKind::io: return SPARSEMLA_IO;
-        case ErrorKind::device: return SPARSEMLA_DEVICE;
-    }
-    return SPARSEMLA_INTERNAL;
-}
-
-/// Runs the body of a C function; nothing that it throws leaves.
-template <class Body>
-sparsemla_status guarded(const Body& body) noexcept {
-    try {
-        body();
-        return SPARSEMLA_OK;
-    } catch (const Error& error) {
-        last_error.set(error.what());
-        return status_of(error.kind());
-    } catch (const std::bad_alloc&) {
-        last_error.set("out of host memory");
-        return SPARSEMLA_OUT_OF_MEMORY;
-    } catch (const std::exception& error) {
-        last_error.set(error.what());
-        return SPARSEMLA_INTERNAL;
-    } catch (...) {
-        last_error.set("an exception of an unknown type");
-        return SPARSEMLA_INTERNAL;
-    }
-}
-
-}  // namespace
-
-}  // namespace sparsemla::detail
-
 using namespace sparsemla;
 using namespace sparsemla::detail;
 
 extern "C" {
 
 const char* sparsemla_version(void) { return SPARSEMLA_VERSION; }
-
-const char* sparsemla_last_error(void) { return last_error.text; }
 
 sparsemla_status sparsemla_query_device(int32_t device_kind, int32_t device_index, sparsemla_device_spec* out) {
     return guarded([&] {
@@ -185,6 +128,7 @@ sparsemla_status sparsemla_plan_describe(const sparsemla_plan* plan, sparsemla_p
             info.gather = SPARSEMLA_GATHER_COPIES + static_cast<std::int32_t>(made.tiling->gather);
             info.cluster_tiles = made.tiling->cluster_tiles;
         }
+        info.fuses_exchange = made.fuses_exchange;
         write_struct(info, out, offsetof(sparsemla_plan_info, schedule), "out");
     });
 }
@@ -195,7 +139,7 @@ sparsemla_status sparsemla_supports(const sparsemla_problem* problem, const spar
         not_null(out_supported, "out_supported");
         const std::optional<std::string> reason =
             refusal(to_problem(problem), to_device_spec(device), to_plan_options(options));
-        if (reason) last_error.set(*reason);
+        if (reason) set_last_error(*reason);
         *out_supported = reason ? 0 : 1;
     });
 }
@@ -209,7 +153,8 @@ sparsemla_status sparsemla_prepare(const sparsemla_plan* plan, void* state, uint
 sparsemla_status sparsemla_decode(const sparsemla_plan* plan, const sparsemla_decode_args* args, void* stream) {
     return guarded([&] {
         const Plan& made = not_null(plan, "plan").plan;
-        decode(made, to_decode_args(args, made), {stream});
+        Mailbox mailbox;
+        decode(made, to_decode_args(args, made, mailbox), {stream});
     });
 }
 

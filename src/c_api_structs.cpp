@@ -1,7 +1,8 @@
 #include "c_api_structs.h"
 
 #include <iterator>
-#include <optional>
+
+#include "c_api_dcp_structs.h"
 
 namespace sparsemla::detail {
 
@@ -39,41 +40,11 @@ static_assert(SPARSEMLA_TRIGGER_START == 1 + static_cast<int>(Trigger::start) &&
               SPARSEMLA_TRIGGER_LOADED == 1 + static_cast<int>(Trigger::loaded) &&
               SPARSEMLA_TRIGGER_END == 1 + static_cast<int>(Trigger::end));
 
-/// `count`: how many values the enumeration has.
-template <class Enum>
-Enum to_enum(std::int32_t value, std::int32_t count, const std::string& argument) {
-    return static_cast<Enum>(check_value(value, count, argument));
-}
-
-/// The same for one whose values begin at 1; 0: not given.
-template <class Enum>
-std::optional<Enum> to_choice(std::int32_t value, std::int32_t count, const std::string& argument) {
-    if (check_value(value, count + 1, argument) == 0) return std::nullopt;
-    return static_cast<Enum>(value - 1);
-}
-
-bool to_flag(std::int32_t value, const std::string& argument) { return check_value(value, 2, argument) != 0; }
-
-void check_reserved(std::int32_t value, const std::string& argument) { check_value(value, 1, argument); }
-
-DType to_dtype(std::int32_t value, const std::string& argument) {
-    return to_enum<DType>(value, SPARSEMLA_F64 + 1, argument);
-}
-
-Record to_record(std::int32_t value, const std::string& argument) {
+Record to_record(std::int32_t value, const ArgumentName& argument) {
     return to_enum<Record>(value, static_cast<std::int32_t>(record_layouts.size()), argument);
 }
 
-Memory to_memory(void* data, std::uint64_t bytes) { return {data, static_cast<std::size_t>(bytes)}; }
-
-template <std::size_t size>
-void copy_text(char (&out)[size], std::string_view text) {
-    const std::size_t length = std::min(text.size(), size - 1);
-    std::copy_n(text.data(), length, out);
-    out[length] = '\0';
-}
-
-SourceProblem to_source_problem(const sparsemla_source_problem* given, const std::string& argument) {
+SourceProblem to_source_problem(const sparsemla_source_problem* given, const ArgumentName& argument) {
     const auto source = read_struct(given, {}, offsetof(sparsemla_source_problem, count_offset), argument);
     check_reserved(source.reserved, argument + ".reserved");
     return {.record = to_record(source.record, argument + ".record"),
@@ -83,7 +54,7 @@ SourceProblem to_source_problem(const sparsemla_source_problem* given, const std
             .count_offset = source.count_offset};
 }
 
-SourceArgs to_source_args(const sparsemla_source_args* given, const std::string& argument) {
+SourceArgs to_source_args(const sparsemla_source_args* given, const ArgumentName& argument) {
     const auto source =
         read_struct(given, sparsemla_source_args_default(), offsetof(sparsemla_source_args, counts), argument);
     return {.cache = to_cache(source.cache, argument + ".cache"),
@@ -94,21 +65,22 @@ SourceArgs to_source_args(const sparsemla_source_args* given, const std::string&
 
 }  // namespace
 
-std::int32_t check_value(std::int32_t value, std::int32_t count, const std::string& argument) {
+std::int32_t check_value(std::int32_t value, std::int32_t count, const ArgumentName& argument) {
     if (value < 0 || value >= count)
-        throw Error(ErrorKind::invalid_argument, argument,
+        throw Error(ErrorKind::invalid_argument, argument.text(),
                     count == 1 ? std::string("0") : "a value of 0 .. " + std::to_string(count - 1),
                     std::to_string(value));
     return value;
 }
 
-Device to_device(std::int32_t kind, std::int32_t index, const std::string& argument) {
+Device to_device(std::int32_t kind, std::int32_t index, const ArgumentName& argument) {
     if (index < 0)
-        throw Error(ErrorKind::invalid_argument, argument + ".device_index", "0 or more", std::to_string(index));
+        throw Error(ErrorKind::invalid_argument, (argument + ".device_index").text(), "0 or more",
+                    std::to_string(index));
     return {to_enum<Device::Kind>(kind, 2, argument + ".device_kind"), index};
 }
 
-Tensor to_tensor(const sparsemla_tensor& given, const std::string& argument) {
+Tensor to_tensor(const sparsemla_tensor& given, const ArgumentName& argument) {
     Tensor tensor;
     if (given.rank == 0) return tensor;
     tensor.rank = check_value(given.rank, Tensor::max_rank + 1, argument + ".rank");
@@ -120,13 +92,13 @@ Tensor to_tensor(const sparsemla_tensor& given, const std::string& argument) {
     return tensor;
 }
 
-ConstTensor to_const_tensor(const sparsemla_tensor& given, const std::string& argument) {
+ConstTensor to_const_tensor(const sparsemla_tensor& given, const ArgumentName& argument) {
     return to_tensor(given, argument);
 }
 
 Scale to_scale(const sparsemla_scale& given) { return {given.value, given.pointer}; }
 
-MutableCacheView to_cache(const sparsemla_cache* given, const std::string& argument) {
+MutableCacheView to_cache(const sparsemla_cache* given, const ArgumentName& argument) {
     const auto cache = read_struct(given, {}, offsetof(sparsemla_cache, slots_per_page), argument);
     return {.record = to_record(cache.record, argument + ".record"),
             .form = to_enum<RecordForm>(cache.form, 2, argument + ".form"),
@@ -177,12 +149,12 @@ Problem to_problem(const sparsemla_problem* given) {
                    .out_dtype = to_dtype(problem.out_dtype, "problem.out_dtype"),
                    .device = to_device(problem.device_kind, problem.device_index, "problem")};
     result.from_ids = to_flag(problem.from_ids, "problem.from_ids");
-    check_reserved(problem.reserved, "problem.reserved");
+    result.dcp = to_flag(problem.dcp, "problem.dcp");
     check_value(problem.num_sources, 3, "problem.num_sources");
+    const ArgumentName sources("problem.sources");
     for (std::int32_t i = 0; i < problem.num_sources; ++i) {
-        const auto* source =
-            struct_at(problem.sources, i, offsetof(sparsemla_source_problem, count_offset), "problem.sources");
-        result.sources.push_back(to_source_problem(source, "problem.sources[" + std::to_string(i) + "]"));
+        const auto* source = struct_at(problem.sources, i, offsetof(sparsemla_source_problem, count_offset), sources);
+        result.sources.push_back(to_source_problem(source, sources[i]));
     }
     return result;
 }
@@ -221,7 +193,7 @@ PackOptions to_pack_options(const sparsemla_pack_options* given) {
             .power_of_two_scales = to_flag(options.power_of_two_scales, "options.power_of_two_scales")};
 }
 
-ConvertArgs to_convert_args(const sparsemla_convert_args* given, const std::string& argument, bool needs_cache) {
+ConvertArgs to_convert_args(const sparsemla_convert_args* given, const ArgumentName& argument, bool needs_cache) {
     const auto args =
         read_struct(given, sparsemla_convert_args_default(), offsetof(sparsemla_convert_args, lengths), argument);
     return {.token_ids = to_const_tensor(args.token_ids, "token_ids"),
@@ -234,7 +206,7 @@ ConvertArgs to_convert_args(const sparsemla_convert_args* given, const std::stri
             .counts = to_tensor(args.counts, "counts")};
 }
 
-DecodeArgs to_decode_args(const sparsemla_decode_args* given, const Plan& plan) {
+DecodeArgs to_decode_args(const sparsemla_decode_args* given, const Plan& plan, Mailbox& mailbox) {
     const auto args = read_struct(given, sparsemla_decode_args_default(), offsetof(sparsemla_decode_args, lse), "args");
     DecodeArgs result{.rows = args.rows,
                       .query = to_const_tensor(args.query, "query"),
@@ -251,11 +223,16 @@ DecodeArgs to_decode_args(const sparsemla_decode_args* given, const Plan& plan) 
     if (args.num_sources != static_cast<std::int32_t>(plan.problem.sources.size()))
         throw Error(ErrorKind::invalid_argument, "args.num_sources",
                     "the plan's " + std::to_string(plan.problem.sources.size()), std::to_string(args.num_sources));
+    const ArgumentName sources("args.sources");
     for (std::int32_t i = 0; i < args.num_sources; ++i) {
-        const auto* source = struct_at(args.sources, i, offsetof(sparsemla_source_args, counts), "args.sources");
-        result.sources[static_cast<std::size_t>(i)] = to_source_args(source, "args.sources[" + std::to_string(i) + "]");
+        const auto* source = struct_at(args.sources, i, offsetof(sparsemla_source_args, counts), sources);
+        result.sources[static_cast<std::size_t>(i)] = to_source_args(source, sources[i]);
     }
     if (args.indices != nullptr) result.indices = to_convert_args(args.indices, "args.indices", false);
+    if (args.mailbox != nullptr) {
+        mailbox = to_mailbox(args.mailbox, "args.mailbox");
+        result.mailbox = &mailbox;
+    }
     return result;
 }
 
@@ -265,10 +242,11 @@ MergeArgs to_merge_args(const sparsemla_merge_args* given, std::vector<Partial>&
     if (args.num_partials < 0)
         throw Error(ErrorKind::invalid_argument, "args.num_partials", "0 or more", std::to_string(args.num_partials));
     partials.clear();
+    const ArgumentName names("args.partials");
     for (std::int64_t i = 0; i < args.num_partials; ++i) {
-        const std::string name = "args.partials[" + std::to_string(i) + "]";
+        const ArgumentName name = names[i];
         constexpr std::size_t min_size = offsetof(sparsemla_partial, counts);
-        const auto partial = read_struct(struct_at(args.partials, i, min_size, "args.partials"), {}, min_size, name);
+        const auto partial = read_struct(struct_at(args.partials, i, min_size, names), {}, min_size, name);
         partials.push_back({.out = to_const_tensor(partial.out, name + ".out"),
                             .lse = to_const_tensor(partial.lse, name + ".lse"),
                             .counts = to_const_tensor(partial.counts, name + ".counts")});

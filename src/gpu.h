@@ -2,6 +2,7 @@
 // without.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -64,6 +65,10 @@ void merge_pushed_gpu(const MergePushedParams& params, int device, Stream stream
 
 /// merge on GPU `device`; every argument is checked.
 void merge_gpu(const MergeArgs& args, int device, Stream stream);
+
+/// What a rank of an nccl group asks of GPU `index` (nccl/group_device.h). Throws Error (device, unsupported).
+class GroupDevice;
+std::unique_ptr<GroupDevice> gpu_group_device(int index);
 
 /// Memory that every kernel of the device reaches. Throws Error (device).
 void* allocate_gpu(std::size_t bytes, int device);

@@ -1,6 +1,7 @@
 // Answers for the CUDA part in a build without it.
 #include "gpu.h"
 #include "mailbox_view.h"
+#include "nccl/group_device.h"
 
 namespace sparsemla::detail {
 
@@ -42,6 +43,10 @@ void* allocate_gpu(std::size_t, int device) {
     return nullptr;
 }
 void free_gpu(void*, int) {}
+std::unique_ptr<GroupDevice> gpu_group_device(int index) {
+    check_gpu(index);
+    return nullptr;
+}
 
 void check_gpu(int index) {
     throw Error(ErrorKind::unsupported, "device",

@@ -46,10 +46,10 @@ bool fits_stages(const Problem& problem, const Layout& layout) {
     return std::size_t{units} * layout.heads / 8 * quad_bytes <= room;
 }
 
-/// A kernel for each number of splits that exchanges P; two sources from token ids have none, being few
-/// (decode_latency_from_ids.cu).
+/// A kernel for each number of splits that exchanges P; two sources from token ids, or of a rank of dcp, have none,
+/// being few (decode_latency_from_ids.cu, decode_latency_dcp.cu).
 bool may_exchange_weights(const Problem& problem, int splits) {
-    return can_exchange_weights(splits) && !(problem.from_ids && problem.sources.size() > 1);
+    return can_exchange_weights(splits) && !((problem.from_ids || problem.dcp) && problem.sources.size() > 1);
 }
 
 /// Weights where a usual row can exchange them.
@@ -81,11 +81,20 @@ std::int64_t waves_of(const Problem& problem, const DeviceSpec& device, const La
     return std::max<std::int64_t>(1, (clusters + resident - 1) / resident);
 }
 
+/// The kernels of a rank of dcp (decode_latency_dcp.cu).
+bool may_have_32_heads(const Problem& problem) {
+    if (!problem.dcp || problem.from_ids) return true;
+    return stage_layout(form_of(problem)).is_plain() && problem.query_dtype == DType::f8_e4m3;
+}
+
 /// Why a layout cannot be launched, or nothing.
 std::optional<std::string> refuse_layout(const Problem& problem, const DeviceSpec& device, const Layout& layout) {
     if (resident_clusters(device, layout) < 1)
         return must_be("splits * cluster_tiles", "a cluster size that the device can hold",
                        std::to_string(layout.splits * layout.cluster_tiles));
+    if (layout.heads > head_tiles[0] && !may_have_32_heads(problem))
+        return must_be("tile_heads", "16 of dcp, but with flat fp8 records and an E4M3 query",
+                       std::to_string(layout.heads));
     if (!stage_layout(form_of(problem)).is_plain() && layout.transport == Transport::weights)
         return must_be("transport", "stores or bulk with records of scales or BF16 values", "weights");
     if (!stage_layout(form_of(problem)).is_plain() && layout.cluster_tiles > 1)
@@ -94,7 +103,7 @@ std::optional<std::string> refuse_layout(const Problem& problem, const DeviceSpe
     if (layout.transport == Transport::weights && !can_exchange_weights(layout.splits))
         return must_be("splits", "2, 4 or 8 with transport weights", std::to_string(layout.splits));
     if (layout.transport == Transport::weights && !may_exchange_weights(problem, layout.splits))
-        return must_be("transport", "stores or bulk with token ids beside a second source", "weights");
+        return must_be("transport", "stores or bulk with two sources from token ids or of dcp", "weights");
     if (layout.transport == Transport::bulk && !fits_stages(problem, layout))
         return must_be("transport", "stores where the partial sums do not fit the stages (tile_heads / 16 <= stages)",
                        "bulk");
@@ -271,6 +280,7 @@ KernelPlan plan(const Problem& problem, const DeviceSpec& device, const PlanOpti
                .transport = layout.transport,
                .trigger = options.trigger.value_or(Trigger::loaded)};
     result.expected_us = choice.us;
+    result.fuses_exchange = problem.dcp && !problem.from_ids;
     if (choice.measured != nullptr) result.note = measured_note(*choice.measured, device);
     const std::int64_t waves = waves_of(problem, device, layout);
     if (waves > 1)

@@ -52,13 +52,13 @@ void check_addresses(const Mailbox& mailbox) {
     const std::int64_t bytes = mailbox.layout.bytes;
     for (int rank = 0; rank < mailbox.layout.world; ++rank) {
         const std::byte* base = mailbox.peers.base[rank];
-        const std::string argument = "mailbox.peers.base[" + std::to_string(rank) + "]";
-        if (base == nullptr) refuse(argument, "the mailbox of that rank", "nothing");
+        const auto argument = [&] { return "mailbox.peers.base[" + std::to_string(rank) + "]"; };
+        if (base == nullptr) refuse(argument(), "the mailbox of that rank", "nothing");
         if (reinterpret_cast<std::uintptr_t>(base) % vector_alignment_bytes != 0)
-            refuse(argument, "16-byte alignment", "an unaligned address");
+            refuse(argument(), "16-byte alignment", "an unaligned address");
         for (int other = 0; other < rank; ++other)
             if (share_bytes(mailbox.peers.base[other], bytes, base, bytes))
-                refuse(argument, "memory of its own", "that of rank " + std::to_string(other));
+                refuse(argument(), "memory of its own", "that of rank " + std::to_string(other));
     }
     if (mailbox.control.data == nullptr || mailbox.control.bytes < mailbox_control_bytes)
         refuse("mailbox.control", std::to_string(mailbox_control_bytes) + " bytes",

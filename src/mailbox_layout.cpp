@@ -17,7 +17,7 @@ constexpr std::int64_t plane_alignment_bytes = 128;
     throw Error(ErrorKind::invalid_argument, "shape." + std::string(field), required, received);
 }
 
-void check_heads(const DcpShape& shape) {
+void check_heads(const detail::ShapeView& shape) {
     const auto ranks = static_cast<std::int64_t>(shape.head_offset.size()) - 1;
     if (ranks < 1 || ranks > max_ranks)
         refuse("head_offset", "an entry more than ranks, of which there are 1 .. " + std::to_string(max_ranks),
@@ -38,7 +38,7 @@ void check_heads(const DcpShape& shape) {
                std::to_string(shape.padded_heads));
 }
 
-void check_query(const DcpShape& shape) {
+void check_query(const detail::ShapeView& shape) {
     if (shape.query_dtype != DType::f8_e4m3 && shape.query_dtype != DType::bf16)
         refuse("query_dtype", "f8_e4m3 or bf16", std::string(name(shape.query_dtype)));
     if (shape.d_qk != 576 && shape.d_qk != 512) refuse("d_qk", "576 or 512", std::to_string(shape.d_qk));
@@ -61,7 +61,9 @@ DcpShape equal_shares(int world, std::int64_t heads, std::int64_t rows) {
     return shape;
 }
 
-MailboxLayout mailbox_layout(const DcpShape& shape) {
+MailboxLayout mailbox_layout(const DcpShape& shape) { return detail::layout_of(detail::view_of(shape)); }
+
+MailboxLayout detail::layout_of(const ShapeView& shape) {
     check_heads(shape);
     check_query(shape);
     MailboxLayout layout{.world = static_cast<std::int32_t>(shape.head_offset.size() - 1),

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "sparsemla/mailbox.h"
 
@@ -109,6 +110,26 @@ struct MergePushedParams {
     LseBase lse_base = LseBase::natural;
     bool query_gathered = true;
 };
+
+/// A DcpShape in somebody else's memory.
+struct ShapeView {
+    std::int64_t rows = 0;
+    std::span<const std::int64_t> head_offset;
+    std::int64_t padded_heads = 0;
+    DType query_dtype = DType::f8_e4m3;
+    std::int64_t d_qk = 0;
+};
+
+inline ShapeView view_of(const DcpShape& shape) {
+    return {.rows = shape.rows,
+            .head_offset = shape.head_offset,
+            .padded_heads = shape.padded_heads,
+            .query_dtype = shape.query_dtype,
+            .d_qk = shape.d_qk};
+}
+
+/// What mailbox_layout does, without an allocation.
+MailboxLayout layout_of(const ShapeView& shape);
 
 /// Checks a mailbox and that it lies on a device this build has. Throws Error naming its field.
 MailboxView view_of(const Mailbox& mailbox);

@@ -70,25 +70,23 @@ struct MergeMath {
         return n >= -126 ? multiply(sum, power_of_two(n)) : multiply(multiply(sum, power_of_two(n + 64)), 0x1p-64F);
     }
 
-    /// log2(x) of a normal x > 0, within 2^-50.
-    static constexpr double log2(double x) {
-        const auto bits = std::bit_cast<std::uint64_t>(x);
-        int n = static_cast<int>(bits >> 52) - 1023;
-        double m = std::bit_cast<double>((bits & 0xFFFFFFFFFFFFF) | 0x3FF0000000000000);
-        if (m > 1.4142135623730951) {
-            m = m * 0.5;
+    /// log2(x) of a finite x >= 1, within 2^-23.
+    static constexpr double log2(float x) {
+        const auto bits = std::bit_cast<std::uint32_t>(x);
+        int n = static_cast<int>(bits >> 23) - 127;
+        float m = std::bit_cast<float>((bits & 0x7FFFFF) | 0x3F800000);
+        if (m > 1.41421356F) {
+            m = multiply(m, 0.5F);
             ++n;
         }
         // ln(m) = 2 (s + s^3 / 3 + s^5 / 5 ..), s = (m - 1) / (m + 1), s^2 < 0.0295
-        const double s = Operations::divide(Operations::add(m, -1.0), Operations::add(m, 1.0));
-        const double square = Operations::multiply(s, s);
-        constexpr double factors[] = {1.0 / 19, 1.0 / 17, 1.0 / 15, 1.0 / 13, 1.0 / 11,
-                                      1.0 / 9,  1.0 / 7,  1.0 / 5,  1.0 / 3,  1.0};
-        double sum = factors[0];
-        for (int k = 1; k < 10; ++k) sum = Operations::add(Operations::multiply(sum, square), factors[k]);
-        constexpr double twice_log2_e = 2.8853900817779268;
-        return Operations::add(Operations::multiply(Operations::multiply(sum, s), twice_log2_e),
-                               static_cast<double>(n));
+        const float s = Operations::divide(add(m, -1.0F), add(m, 1.0F));
+        const float square = multiply(s, s);
+        constexpr float factors[] = {1.0F / 9, 1.0F / 7, 1.0F / 5, 1.0F / 3, 1.0F};
+        float sum = factors[0];
+        for (int k = 1; k < 5; ++k) sum = add(multiply(sum, square), factors[k]);
+        constexpr float twice_log2_e = 2.88539008F;
+        return Operations::add(static_cast<double>(multiply(multiply(sum, s), twice_log2_e)), static_cast<double>(n));
     }
 
     static constexpr float power(LseBase base, float exponent) {
@@ -140,7 +138,7 @@ struct MergeMath {
         if (summary.contributors == 0) return -infinity;
         if (summary.contributors == 1 && from == to) return summary.peak;
         constexpr double ln_2 = 0.69314718055994531, log2_of_e = 1.4426950408889634;
-        const double of_sum = log2(static_cast<double>(summary.sum));
+        const double of_sum = log2(summary.sum);
         const double peak = static_cast<double>(summary.peak);
         if (from == LseBase::two) {
             const double two = Operations::add(peak, of_sum);

@@ -27,7 +27,7 @@ forbid 'no per-thread default stream' 'CUDA_API_PER_THREAD_DEFAULT_STREAM|cudaSt
 # Empty assembly that only pins a value is no instruction.
 # The harness measures the machine, and may not include the library's inside.
 forbid 'instructions in assembly stand in src/cuda/device only' '\basm\b(?!\s*(volatile)?\s*\(\s*"")' \
-    include src/*.cpp src/*.h src/cpu $(find src/cuda -maxdepth 1 -type f) \
+    include src/*.cpp src/*.h src/cpu src/nccl $(find src/cuda -maxdepth 1 -type f) \
     $(ls harness/* | grep -v '/gpu_probes\.cu$') tools tests bench fuzz
 
 if ((failures > 0)); then

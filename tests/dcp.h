@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "harness/dcp_group.h"
+#include "harness/dcp_windows.h"
 #include "harness/generate.h"
-#include "harness/random.h"
 #include "harness/tolerance.h"
 #include "tests/device.h"
 
@@ -60,18 +60,8 @@ class DcpStep {
     const CaseStep& step() const { return step_; }
     const std::string& text() const { return text_; }
 
-    /// Random windows; neighbours and the ones after them never are the same.
     std::vector<harness::DcpWindow> windows(int count, std::uint64_t seed = 7) const {
-        harness::Random random(seed);
-        std::vector<harness::DcpWindow> result;
-        while (static_cast<int>(result.size()) < count) {
-            const std::int64_t first = random.below(step_.rows), rows = 1 + random.below(step_.rows - first);
-            bool again = false;
-            for (std::size_t i = result.size(); i > 0 && i + 3 > result.size(); --i)
-                again = again || (result[i - 1].first_row == first && step_.rows > 4);
-            if (!again) result.push_back({first, rows});
-        }
-        return result;
+        return harness::dcp_windows(step_.rows, count, seed);
     }
 
     void expect_run(int exchanges, std::uint64_t seed = 7) {

@@ -126,6 +126,14 @@ TEST_F(Gpu, StreamsRunAndTimeWork) {
     const double us = stream.time_us([&](Stream on) { buffer.fill(5, on); });
     EXPECT_GT(us, 1);
     EXPECT_LT(us, 1e6);
+    const std::vector<std::function<void(Stream)>> pieces(3, [&](Stream on) { buffer.fill(5, on); });
+    const std::vector<double> each = stream.times_us(pieces);
+    ASSERT_EQ(each.size(), 3U);
+    for (const double of_piece : each) {
+        EXPECT_GT(of_piece, 1);
+        EXPECT_LT(of_piece, 1e6);
+    }
+    EXPECT_TRUE(stream.times_us({}).empty());
     buffer.fill(6, stream.stream());
     stream.synchronize();
     std::uint8_t last = 0;

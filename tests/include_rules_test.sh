@@ -28,12 +28,15 @@ forbid 'public headers include the C++ standard library and sparsemla/ only' \
     "$include(<[^>]*[/.][^>]*>|\"(?!sparsemla/))" $(ls include/sparsemla/*.h | grep -v '/sparsemla\.h$')
 forbid 'sparsemla.h includes the C standard library only' \
     "$include+(?!<(stddef|stdint|string)\.h>)" include/sparsemla/sparsemla.h
+forbid 'sparsemla_dcp.h includes sparsemla.h only' \
+    "$include+(?!\"sparsemla/sparsemla\.h\")" include/sparsemla/sparsemla_dcp.h
 forbid 'CUDA headers stay in src/cuda, tests/cuda and harness/gpu.cpp, gpu_probes.cu and gpu_runtime.h' \
     "$include[<\"](cuda|cuda_[a-z_]*|cub/.*|cutlass/.*|nccl|device_launch_parameters)(\.h)?[>\"]" \
-    include src/*.cpp src/*.h src/cpu $(ls harness/* | grep -vE '/(gpu\.cpp|gpu_probes\.cu|gpu_runtime\.h)$') tools \
+    include src/*.cpp src/*.h src/cpu src/nccl $(ls harness/* | grep -vE '/(gpu\.cpp|gpu_probes\.cu|gpu_runtime\.h)$') tools \
     $(ls -d tests/* | grep -v '^tests/cuda$') bench fuzz
 forbid 'src/cpu does not include src/cuda' "$include[<\"](\.\./)?cuda/" src/cpu
 forbid 'src/cuda does not include src/cpu' "$include[<\"](\.\./)*cpu/" src/cuda
+forbid 'src/nccl includes neither src/cpu nor src/cuda' "$include[<\"](\.\./)*(cpu|cuda)/" src/nccl
 forbid 'src/cuda/device includes the CUDA toolkit and itself only' \
     "$include[<\"](sparsemla/|kernels\.h|gpu\.h|cpu/|harness/|\.\./)" src/cuda/device
 forbid 'the tool includes the public API, the harness and its own files only' \

@@ -237,7 +237,8 @@ TEST_F(LatencyLaunch, TokenIds) {
     EXPECT_FALSE(latency_refusal(two, h200(), weights));
     two.from_ids = true;
     const std::string reason = latency_refusal(two, h200(), weights).value_or("");
-    EXPECT_NE(reason.find("transport must be stores or bulk with token ids"), std::string::npos) << reason;
+    EXPECT_NE(reason.find("transport must be stores or bulk with two sources from token ids"), std::string::npos)
+        << reason;
     EXPECT_NE(latency_plan(two, h200(), {.splits = 8}).tiling->transport, Transport::weights);
 }
 

@@ -113,11 +113,10 @@ const std::vector<Fault>& faults() {
              a.out.data = writable(p[1].lse);
              a.lse = {};  // may lie in what follows
          }},
-        {"out.device",
+        {"lse",
          [](MergeArgs& a, Partials&) {
              a.out.device = {Device::Kind::cuda, 3};
-         },
-         ErrorKind::unsupported},
+         }},
         {"lse", [](MergeArgs& a, Partials&) { a.lse.dtype = DType::bf16; }},
         {"lse", [](MergeArgs& a, Partials&) { a.lse.shape[1] = 1; }},
         {"lse",

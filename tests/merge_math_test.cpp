@@ -95,31 +95,29 @@ TEST(MergeMath, Exp2OfSubnormalResultsIsWithinOneStep) {
     }
 }
 
-/// 2^-50 of the logarithm where that is more than 1, and otherwise of 1.
-void expect_log2(double x) {
-    const auto exact = std::log2(static_cast<long double>(x));
-    const auto error = std::fabs(static_cast<long double>(Math::log2(x)) - exact);
-    ASSERT_LE(static_cast<double>(error), 0x1p-50 * std::max(1.0, std::fabs(static_cast<double>(exact)))) << x;
+void expect_log2(float x) {
+    const double exact = std::log2(static_cast<double>(x));
+    ASSERT_LE(std::fabs(Math::log2(x) - exact), 0x1p-23) << x;
 }
 
+// Every mantissa, and sums of up to 32 partials.
 TEST(MergeMath, Log2IsWithinItsBound) {
+    for (float x = 1; x < 2; x = std::nextafter(x, infinity)) expect_log2(x);
     std::mt19937_64 random(3);
-    std::uniform_real_distribution<double> sums(1.0, 32.0);
+    std::uniform_real_distribution<float> sums(1.0F, 32.0F);
     for (int i = 0; i < 300'000; ++i) expect_log2(sums(random));
-    for (int i = 0; i < 300'000; ++i) expect_log2(static_cast<float>(sums(random)));  // sums are FP32
-    for (int i = 0; i < 10'000; ++i) expect_log2(std::ldexp(sums(random), static_cast<int>(random() % 240) - 126));
 }
 
 TEST(MergeMath, Log2AroundPowersOfTwoAndTheirRoots) {
-    for (int n = -126; n <= 127; ++n) {
-        EXPECT_EQ(Math::log2(std::ldexp(1.0, n)), n);
-        for (const double mantissa : {1.0, std::sqrt(2.0)}) {
-            double below = std::ldexp(mantissa, n), above = below;
+    for (int n = 0; n <= 5; ++n) {
+        EXPECT_EQ(Math::log2(std::ldexp(1.0F, n)), n);
+        for (const float mantissa : {1.0F, std::sqrt(2.0F)}) {
+            float below = std::ldexp(mantissa, n), above = below;
             for (int step = 0; step < 20; ++step) {
-                expect_log2(below);
+                if (below >= 1) expect_log2(below);
                 expect_log2(above);
-                below = std::nextafter(below, 0.0);
-                above = std::nextafter(above, 1e300);
+                below = std::nextafter(below, 0.0F);
+                above = std::nextafter(above, infinity);
             }
         }
     }
@@ -127,9 +125,9 @@ TEST(MergeMath, Log2AroundPowersOfTwoAndTheirRoots) {
 
 // Near 1, where an lse is that of its largest partial and a little: the little is kept.
 TEST(MergeMath, Log2NearOneKeepsItsDigits) {
-    for (int n = 1; n <= 52; ++n) {
-        const double x = 1 + std::ldexp(1.0, -n);
-        EXPECT_NEAR(Math::log2(x) / std::log2(x), 1.0, 0x1p-48) << n;
+    for (int n = 1; n <= 23; ++n) {
+        const float x = 1 + std::ldexp(1.0F, -n);
+        EXPECT_NEAR(Math::log2(x) / std::log2(static_cast<double>(x)), 1.0, 0x1p-21) << n;
     }
 }
 

@@ -10,7 +10,7 @@ from tool_testing import BENCH, ToolTest, main, run, tool
 
 class Usage(ToolTest):
     def test_help_everywhere(self):
-        for command in ("env", "gen", "decode", "check", "plan", "convert", "info", "bench"):
+        for command in ("env", "gen", "decode", "check", "plan", "convert", "info", "bench", "dcp"):
             text = self.succeed(command, "--help")
             self.assertIn("Example", text, command)
             self.assertIn("--help", text, command)

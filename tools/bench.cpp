@@ -66,7 +66,7 @@ double quantile(const std::vector<double>& sorted, double share) {
 std::vector<harness::NamedRecipe> chosen_problems(const BenchFlags& flags) {
     std::vector<harness::NamedRecipe> chosen = harness::problems(flags.suite);
     if (chosen.empty()) {
-        std::set<std::string> suites = {latency_suite, records_suite};
+        std::set<std::string> suites = {latency_suite, records_suite, dcp_suite};
         for (const harness::NamedRecipe& problem : harness::problems()) suites.insert(problem.suite);
         throw Error(ErrorKind::invalid_argument, "--suite", fmt::format("one of {}", fmt::join(suites, ", ")),
                     in_quotes(flags.suite));
@@ -257,7 +257,9 @@ void write_timings(const std::vector<Timing>& timings, const MachineLimits& mach
         if (!path.empty()) print_line("wrote " + printable(path));
 }
 
-bool is_of_gpu(const std::string& suite) { return suite == latency_suite || suite == records_suite; }
+bool is_of_gpu(const std::string& suite) {
+    return suite == latency_suite || suite == records_suite || suite == dcp_suite;
+}
 
 /// Options that belong to one of the suites only.
 void check_combination(const BenchFlags& flags) {
@@ -265,15 +267,18 @@ void check_combination(const BenchFlags& flags) {
     const auto refuse = [](const char* option, const char* required, const std::string& received) {
         throw Error(ErrorKind::invalid_argument, option, required, received);
     };
-    if (!latency && !flags.baseline.empty())
+    if ((!latency || flags.suite == dcp_suite) && !flags.baseline.empty())
         refuse("--baseline", "--suite latency or records beside it", "another suite");
     if (latency && flags.csv)
-        refuse("--csv", "another suite than latency and records, which have --json", "--suite " + flags.suite);
+        refuse("--csv", "another suite than latency, records and dcp, which have --json", "--suite " + flags.suite);
+    if (flags.suite == dcp_suite && !flags.plot.empty())
+        refuse("--plot", "another suite than dcp, which has --json", "--suite " + flags.suite);
 }
 
 Status run_bench(const BenchFlags& flags) {
     check_combination(flags);
     if (flags.sweep) return run_sweep(flags, gpu_of(flags.run, "--sweep"));
+    if (flags.suite == dcp_suite) return run_dcp_suite(flags, gpu_of(flags.run, "--suite " + flags.suite));
     if (is_of_gpu(flags.suite)) return run_latency_suite(flags, gpu_of(flags.run, "--suite " + flags.suite));
     for (const std::string& path : {flags.plot, flags.json_path})
         if (!path.empty()) check_output_path(path);
@@ -347,7 +352,7 @@ Subcommand add_bench(CLI::App& parent) {
     CLI::App* app = parent.add_subcommand("bench", "Time the shared list of problems");
     auto flags = std::make_shared<BenchFlags>();
     app->add_option("--suite", flags->suite,
-                    "the list: speed, latency or records (a GPU's), or another suite of the tests")
+                    "the list: speed, latency, records or dcp (a GPU's), or another suite of the tests")
         ->type_name("NAME")
         ->capture_default_str();
     app->add_option("--filter,--shape", flags->filter, "only problems whose name contains this")->type_name("TEXT");

@@ -12,6 +12,7 @@ namespace sparsemla::tool {
 /// Suites that need a GPU: decode as it runs in a model.
 inline constexpr const char* latency_suite = "latency";
 inline constexpr const char* records_suite = "records";
+inline constexpr const char* dcp_suite = "dcp";  ///< exchanges of ranks in lockstep
 
 struct BenchFlags {
     std::string suite = "speed";
@@ -35,6 +36,9 @@ struct BenchFlags {
 
 /// --suite latency or records on a GPU.
 Status run_latency_suite(const BenchFlags& flags, const DeviceSpec& gpu, const harness::TimerSizes& sizes = {});
+
+/// --suite dcp on a GPU.
+Status run_dcp_suite(const BenchFlags& flags, const DeviceSpec& gpu, const harness::TimerSizes& sizes = {});
 
 /// --sweep on a GPU.
 Status run_sweep(const BenchFlags& flags, const DeviceSpec& gpu, const harness::TimerSizes& sizes = {});

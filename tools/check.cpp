@@ -10,6 +10,7 @@
 #include "tools/check_run.h"
 #include "tools/subcommands.h"
 #include "tools/table.h"
+#include "tools/verdict.h"
 
 namespace sparsemla::tool {
 namespace {
@@ -19,12 +20,6 @@ struct CheckOptions {
     CheckFlags check;
     bool json = false;
 };
-
-std::string place(const harness::Verdict& verdict) {
-    return fmt::format("{},{},{}", verdict.row, verdict.head, verdict.dim);
-}
-
-std::string verdict_word(bool pass) { return pass ? "PASS" : "FAIL"; }
 
 void add_run(Table& table, const CheckedCase& checked, const CheckedRun& run, const RunFlags& flags) {
     const harness::Verdict& verdict = run.oracle;
@@ -75,25 +70,6 @@ std::string case_text(const CheckedCase& checked, const RunFlags& flags) {
     return text;
 }
 
-Json to_json(const harness::Verdict& verdict) {
-    return {{"pass", verdict.pass},
-            {"worst_ratio", json_number(verdict.worst_ratio)},
-            {"worst",
-             {{"row", verdict.row},
-              {"head", verdict.head},
-              {"dim", verdict.dim},
-              {"got", json_number(verdict.got)},
-              {"expected", json_number(verdict.expected)},
-              {"bound", json_number(verdict.bound)}}},
-            {"rms", json_number(verdict.rms)},
-            {"rms_ratio", json_number(verdict.worst_rms_ratio)},
-            {"lse_error", json_number(verdict.lse_error)},
-            {"lse_ratio", json_number(verdict.lse_ratio)},
-            {"problem", verdict.problem}};
-}
-
-Json optional_json(const std::optional<harness::Verdict>& verdict) { return verdict ? to_json(*verdict) : Json(); }
-
 std::string status_word(Status status) {
     return status == Status::ok ? "pass" : status == Status::check_failed ? "fail" : "error";
 }
@@ -113,16 +89,16 @@ Json to_json(const CheckedCase& checked) {
                                 {"schedule", run.schedule},
                                 {"seconds", run.seconds},
                                 {"pass", run.pass()},
-                                {"float64", to_json(run.oracle)},
-                                {"expected", optional_json(run.file)}});
+                                {"float64", verdict_json(run.oracle)},
+                                {"expected", verdict_json(run.file)}});
     json["declined"] = Json::array();
     for (const Refusal& refusal : checked.declined)
         json["declined"].push_back({{"kernel", refusal.kernel}, {"reason", refusal.reason}});
-    json["expected"] = optional_json(checked.file);
+    json["expected"] = verdict_json(checked.file);
     json["dequantised"] = checked.dequantised
                               ? Json({{"pass", checked.dequantised->empty()}, {"problem", *checked.dequantised}})
                               : Json();
-    json["peer"] = optional_json(checked.peer);
+    json["peer"] = verdict_json(checked.peer);
     return json;
 }
 

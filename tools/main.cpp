@@ -73,7 +73,7 @@ Status parse_and_run(int argc, char** argv) {
     app.formatter(std::make_shared<HelpFormatter>());
     std::vector<Subcommand> subcommands;
     for (const auto add :
-         {add_env, add_support, add_gen, add_decode, add_check, add_plan, add_convert, add_info, add_bench})
+         {add_env, add_support, add_gen, add_decode, add_check, add_plan, add_convert, add_info, add_bench, add_dcp})
         subcommands.push_back(add(app));
     try {
         app.parse(argc, argv);

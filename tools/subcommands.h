@@ -13,6 +13,7 @@ Subcommand add_plan(CLI::App& parent);
 Subcommand add_convert(CLI::App& parent);
 Subcommand add_info(CLI::App& parent);
 Subcommand add_bench(CLI::App& parent);
+Subcommand add_dcp(CLI::App& parent);
 Subcommand add_support(CLI::App& parent);
 
 }  // namespace sparsemla::tool

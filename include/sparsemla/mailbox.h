@@ -164,6 +164,7 @@ class LoopbackGroup {
 
     int world() const { return static_cast<int>(mailboxes_.size()); }
     Mailbox& mailbox(int rank) { return mailboxes_.at(static_cast<std::size_t>(rank)); }
+    const Mailbox& mailbox(int rank) const { return mailboxes_.at(static_cast<std::size_t>(rank)); }
     /// Of all ranks. Nothing may be in flight.
     void reset();
 

@@ -222,7 +222,8 @@ typedef struct sparsemla_problem {
     int32_t device_kind;                     /* default SPARSEMLA_CPU */
     int32_t device_index;
     int32_t from_ids; /* source 0's list is token ids, which decode itself converts (args.indices); default 0 */
-    int32_t reserved; /* 0 */
+    int32_t dcp; /* one rank of decode context parallelism (sparsemla_dcp.h): calls have a mailbox in place of query,
+                    out, lse and sinks; default 0 */
 } sparsemla_problem;
 
 /* Wishes; what is SPARSEMLA_CHOOSE, 0 or NULL the plan chooses. */
@@ -260,6 +261,8 @@ typedef struct sparsemla_plan_info {
     float p_scale;
     int32_t anchor, column_rule, splits, chunk;
     int32_t tile_heads, stages, transport, trigger, gather, cluster_tiles; /* of a GPU kernel, else 0 */
+    int32_t fuses_exchange; /* of a dcp problem: the kernel itself waits for the query and pushes its results */
+    int32_t reserved;
 } sparsemla_plan_info;
 
 /* Chooses how a problem runs: a function of its arguments alone. `options` may be NULL. Destroy the plan after use.
@@ -289,6 +292,8 @@ typedef struct sparsemla_source_args {
     sparsemla_scale k_scale; /* flat fp8: factor on this source's scores and values; default 1 */
 } sparsemla_source_args;
 
+typedef struct sparsemla_mailbox sparsemla_mailbox; /* sparsemla_dcp.h */
+
 typedef struct sparsemla_decode_args {
     size_t size;
     int64_t rows;                         /* <= the plan's capacity */
@@ -308,6 +313,7 @@ typedef struct sparsemla_decode_args {
     uint64_t state_bytes;
     const sparsemla_convert_args* indices; /* iff the problem is from ids; its cache is not looked at (may be NULL), its
                                               slots and counts, and those of source 0, are not given */
+    const sparsemla_mailbox* mailbox;      /* iff the problem is one of dcp, of its heads and query */
 } sparsemla_decode_args;
 
 /* For row r, head h over the active columns c of all sources:

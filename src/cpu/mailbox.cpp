@@ -23,6 +23,7 @@ using Word = std::uint32_t;
 
 constexpr float infinity = std::numeric_limits<float>::infinity();
 constexpr float log2_e = 1.44269504F;
+constexpr std::size_t most_query_words = 576 * 2 / sizeof(Word);  // of a head, in BF16
 
 std::atomic_ref<Word> word_at(std::byte* piece, std::int64_t i) {
     return std::atomic_ref<Word>(reinterpret_cast<Word*>(piece)[i]);
@@ -96,7 +97,7 @@ void delay(const MailboxView& mailbox, DcpStage stage) {
 
 /// One head of a query as the mailbox holds it: no word is armed_word.
 struct StoredHead {
-    std::array<Word, 288> words;  // 576 BF16
+    std::array<Word, most_query_words> words;
 
     void take(const GatherQueryParams& params, const std::byte* head) {
         if (params.from == params.to) {
@@ -225,7 +226,7 @@ void write_nan(const MergePushedParams& params, std::int64_t row, std::int64_t h
 /// Frees the query's pieces of the exchange, which decode has read, or never will.
 bool free_query(const MergePushedParams& params, std::uint32_t exchange, Waiter& waiter) {
     const MailboxView& mailbox = params.mailbox;
-    std::array<Word, 288> words;
+    std::array<Word, most_query_words> words;
     for (std::int64_t row = 0; row < params.rows; ++row)
         for (int head = 0; head < mailbox.heads; ++head) {
             std::byte* piece = mailbox.peers[mailbox.rank] + mailbox.query_byte(exchange, row, head);
@@ -267,7 +268,7 @@ void receive_query_cpu(const ReceiveQueryParams& params) {
     delay(mailbox, DcpStage::decode);
     const std::uint32_t exchange = mailbox.control->next;
     Waiter waiter(mailbox, DcpStage::decode, exchange);
-    std::array<Word, 288> words;
+    std::array<Word, most_query_words> words;
     for (std::int64_t row = 0; row < params.rows; ++row)
         for (int head = 0; head < mailbox.heads; ++head) {
             std::byte* piece = mailbox.peers[mailbox.rank] + mailbox.query_byte(exchange, row, head);

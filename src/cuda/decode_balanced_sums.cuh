@@ -258,7 +258,7 @@ __device__ void merge_items(const Params& params, const Place<T>& at, const Colu
                 sum.w += weight.y * part.w;
             }
             own += quad_bytes;
-            store_all(params.call, [&]<bool kPairs>() {
+            store_all<T>(params.call, [&]<bool kPairs>() {
                 store_quad<kPairs>(params.call, to, at.unit(i / T::quads), i % T::quads, sum);
             });
         }

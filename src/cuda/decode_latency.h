@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "cuda/convert_indices.h"
+#include "mailbox_view.h"
 #include "sparsemla/decode.h"
 #include "stage_layout.h"
 
@@ -22,6 +23,7 @@ struct Variant {
     bool two_sources;  ///< of plain forms; the others take both
     int fixed_splits;  ///< 1, or 2, 4 or 8 with Transport::weights; 0: any number
     bool from_ids;     ///< slots of source 0 come from token ids
+    bool dcp;          ///< the query comes from a mailbox, results go to others; not from_ids
 };
 
 struct SourceView {
@@ -101,19 +103,28 @@ struct Params {
     std::uint32_t converted_offset;  ///< SharedLayout::converted
 };
 
+/// Of a variant of dcp: `query` is the mailbox's of parity 0; there is no out and lse.
+struct DcpParams : Params {
+    MailboxView mailbox;
+};
+
 /// Allows the launches of one instantiation on the current device, and loads it: of plain forms, of the others, and of
-/// either where it converts, which are compiled apart.
+/// either where it converts or exchanges, which are compiled apart.
 void prepare_plain_kernel(const Variant& variant, std::size_t shared_bytes);
 void prepare_form_kernel(const Variant& variant, std::size_t shared_bytes);
 void prepare_ids_kernel(const Variant& variant, std::size_t shared_bytes);
+void prepare_dcp_kernel(const Variant& variant, std::size_t shared_bytes);
 void launch_plain_kernel(const Variant& variant, const LaunchConfig& config, const Params& params);
 void launch_form_kernel(const Variant& variant, const LaunchConfig& config, const Params& params);
 void launch_ids_kernel(const Variant& variant, const LaunchConfig& config, const Params& params);
+void launch_dcp_kernel(const Variant& variant, const LaunchConfig& config, const DcpParams& params);
 
 inline void prepare_kernel(const Variant& variant, std::size_t shared_bytes) {
     const bool plain = stage_layout(variant.form).is_plain();
+    if (variant.dcp) return prepare_dcp_kernel(variant, shared_bytes);
     (variant.from_ids ? prepare_ids_kernel : plain ? prepare_plain_kernel : prepare_form_kernel)(variant, shared_bytes);
 }
+/// Of a variant that is not one of dcp.
 inline void launch_kernel(const Variant& variant, const LaunchConfig& config, const Params& params) {
     const bool plain = stage_layout(variant.form).is_plain();
     (variant.from_ids ? launch_ids_kernel : plain ? launch_plain_kernel : launch_form_kernel)(variant, config, params);

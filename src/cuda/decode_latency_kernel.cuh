@@ -155,7 +155,7 @@ __device__ void write_by_weights(const Params& params, const Place<T>& at, const
 /// The first chunk's records, and the query's heads as halves: `first_barrier` ends when both are there.
 template <class T>
 __device__ void bring_inputs(const Params& params, const Place<T>& at, const Columns& columns, int slot,
-                             const FirstQuery<T>& query) {
+                             FirstQuery<T>& query) {
     using P = Part<true>;
     static_assert(P::passes == 1);
     const int number = columns.next(at.split);
@@ -163,6 +163,7 @@ __device__ void bring_inputs(const Params& params, const Place<T>& at, const Col
     if (number != at.split) load_slots<P>(params, at, number, slots);
     gather_chunk<P>(params, at, columns, slots, number, 0, at.first_barrier());
     //@ gathering
+    if constexpr (T::dcp) query.receive(params, at, at.warp);
     query.store(params, at, at.warp, 0);
     fence_async_proxy();
     __syncwarp();
@@ -174,8 +175,14 @@ __device__ void bring_inputs(const Params& params, const Place<T>& at, const Col
 /// What the warps that multiply do.
 template <class T>
 __device__ void multiply(const Params& params, const Place<T>& at, const Columns& columns, int slot,
-                         const FirstQuery<T>& query) {
-    if (columns.split_mask == 0) return write_empty<T>(params, at, at.warp, multiplying_warps);
+                         FirstQuery<T>& query) {
+    if (columns.split_mask == 0) {
+        if constexpr (!T::dcp)
+            write_empty<T>(params, at, at.warp, multiplying_warps);
+        else if (at.warp == 0)
+            push_empty<T>(params, at);
+        return;
+    }
     const bool sends = columns.has_split(at.split);
     const int senders = columns.num_splits();
     Partial<T> partial;
@@ -248,7 +255,10 @@ __device__ void help(const Params& params, const Place<T>& at, const Columns& co
 }
 
 template <class T>
-__global__ void __launch_bounds__(threads, 1) decode(const __grid_constant__ Params params) {
+using ParamsOf = std::conditional_t<T::dcp, DcpParams, Params>;
+
+template <class T>
+__global__ void __launch_bounds__(threads, 1) decode(const __grid_constant__ ParamsOf<T> params) {
     extern __shared__ __align__(1024) unsigned char shared[];
     //@ entered
     Place<T> at;
@@ -272,7 +282,10 @@ __global__ void __launch_bounds__(threads, 1) decode(const __grid_constant__ Par
             slot = load_slot(params, at, at.split, Part<true>::column(at, 0));
     }
     FirstQuery<T> query;
-    query.load(params, at.warp, inputs.query);
+    if constexpr (T::dcp)
+        at.exchange = begin_exchange<T>(params);
+    else
+        query.load(params, at.warp, inputs.query);
     if constexpr (!T::from_ids) first_active = active_columns(params.sources[0], inputs.counts[0]);
     const int second_active = T::two_sources ? active_columns(params.sources[1], inputs.counts[1]) : 0;
     const Columns columns = columns_of_counts<T>(params, first_active, second_active, at.lane, at.split);

@@ -26,7 +26,8 @@ Variant variant_of(const Plan& plan) {
             .bf16_query = plan.problem.query_dtype == DType::bf16,
             .two_sources = plan.problem.sources.size() == 2,
             .fixed_splits = fixed ? plan.schedule.splits : 0,
-            .from_ids = plan.problem.from_ids};
+            .from_ids = plan.problem.from_ids,
+            .dcp = plan.fuses_exchange};
 }
 
 SourceView view_of(const SourceParams& source, const DecodeParams& call) {
@@ -139,7 +140,11 @@ Params latency::params_of(const DecodeParams& call) {
 void prepare_latency(const Plan& plan) {
     const CurrentDevice current(plan.device.device.index);
     // All that the device has: another plan of the same kernel may need more than this one.
-    prepare_kernel(variant_of(plan), static_cast<std::size_t>(plan.device.shared_memory_bytes));
+    Variant variant = variant_of(plan);
+    prepare_kernel(variant, static_cast<std::size_t>(plan.device.shared_memory_bytes));
+    // The self-test runs the kernel that reads and writes tensors.
+    variant.dcp = false;
+    if (plan.fuses_exchange) prepare_kernel(variant, static_cast<std::size_t>(plan.device.shared_memory_bytes));
     prepare_verbs();
     self_test(plan, launch_latency);
 }
@@ -147,18 +152,24 @@ void prepare_latency(const Plan& plan) {
 void launch_latency(const DecodeParams& call, Stream stream) {
     const CurrentDevice current(call.plan->device.device.index);
     const LaunchShape shape = latency_launch(*call.plan, call.rows);
-    Params params = params_of(call);
+    DcpParams params{params_of(call), {}};
     const SharedLayout memory = latency_memory(*call.plan);
     params.stages_offset = static_cast<std::uint32_t>(memory.stages);
     if (call.plan->problem.from_ids) params.convert = convert_view(call.indices);
     params.converted_offset = static_cast<std::uint32_t>(memory.converted);
-    launch_kernel(variant_of(*call.plan),
-                  {.grid = dim3(static_cast<unsigned>(shape.grid_x), static_cast<unsigned>(shape.grid_y)),
-                   .cluster = dim3(static_cast<unsigned>(shape.cluster), static_cast<unsigned>(shape.cluster_tiles)),
-                   .threads = static_cast<unsigned>(shape.threads),
-                   .shared_bytes = shape.shared_bytes,
-                   .stream = static_cast<cudaStream_t>(stream.handle)},
-                  params);
+    const LaunchConfig config = {
+        .grid = dim3(static_cast<unsigned>(shape.grid_x), static_cast<unsigned>(shape.grid_y)),
+        .cluster = dim3(static_cast<unsigned>(shape.cluster), static_cast<unsigned>(shape.cluster_tiles)),
+        .threads = static_cast<unsigned>(shape.threads),
+        .shared_bytes = shape.shared_bytes,
+        .stream = static_cast<cudaStream_t>(stream.handle)};
+    const Variant variant = variant_of(*call.plan);
+    if (!variant.dcp) return launch_kernel(variant, config, params);
+    params.mailbox = *call.mailbox;
+    params.query = params.mailbox.peers[params.mailbox.rank];
+    params.query_row_stride_bytes = params.mailbox.query_row_bytes;
+    params.query_head_stride_bytes = params.mailbox.query_head_bytes;
+    launch_dcp_kernel(variant, config, params);
 }
 
 }  // namespace sparsemla::detail

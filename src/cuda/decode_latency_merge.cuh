@@ -80,6 +80,8 @@ struct MergeJob {
     bool exists;
     int heads_left;                ///< of the row from the lane's first one on
     std::int64_t element;          ///< of the output
+    SharedAddress peers;           ///< of dcp: Place::peer of the lane's first head
+    int dim;                       ///< the same: of the output
     SharedAddress parts, weights;  ///< of split 0
 
     __device__ MergeJob(const Params& params, const Place<T>& at, int job) {
@@ -91,6 +93,10 @@ struct MergeJob {
         heads_left = params.heads - at.first_head - head;
         element = at.row * params.out_row_stride + (at.first_head + head) * params.out_head_stride +
                   (at.split * params.units_of_cta + unit) * unit_dims + sender / 4 * 2;
+        if constexpr (T::dcp) {
+            peers = at.peer(head);
+            dim = (at.split * params.units_of_cta + unit) * unit_dims + sender / 4 * 2;
+        }
         parts = static_cast<SharedAddress>(at.base + T::layout.inbox + job * (quad_bytes / of_quad) +
                                            at.lane * (8 * kHeads));
         weights = at.weight(0, head);
@@ -149,14 +155,20 @@ __device__ void merge_units(const Params& params, const Place<T>& at, std::uint3
                         sums[j][head].y += parts[j][i].weights[head] * parts[j][i].sums[head].y;
                     }
         }
-        store_all(params, [&]<bool kPairs>() {
+        store_all<T>(params, [&]<bool kPairs>() {
 #pragma unroll
             for (int j = 0; j < kJobs; ++j) {
                 const Job job(params, at, begin + j * multiplying_warps);
 #pragma unroll
-                for (int head = 0; head < kHeads; ++head)
-                    store_pair<kPairs>(params, job.exists && head < job.heads_left,
-                                       job.element + head * params.out_head_stride, sums[j][head].x, sums[j][head].y);
+                for (int head = 0; head < kHeads; ++head) {
+                    const float2& pair = sums[j][head];
+                    if constexpr (T::dcp)
+                        push_pair(job.exists ? load_shared<std::uint64_t>(job.peers + 8 * head) : 0, job.dim, pair.x,
+                                  pair.y);
+                    else
+                        store_pair<kPairs>(params, job.exists && head < job.heads_left,
+                                           job.element + head * params.out_head_stride, pair.x, pair.y);
+                }
             }
         });
     }

@@ -1,6 +1,8 @@
 // Outputs of decode_latency from registers to global memory.
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/decode_latency_statistics.cuh"
 
 namespace sparsemla::detail::latency {
@@ -8,9 +10,9 @@ namespace sparsemla::detail::latency {
 /// Calls store.operator()<pairs>(): whether dimensions 2i, 2i + 1 are one aligned word of BF16, or type, strides and
 /// alignment allow only single elements. Asked once for all of a warp's outputs: code that is not taken between the
 /// stores would be fetched too.
-template <class Store>
+template <class T, class Store>
 __device__ void store_all(const Params& params, const Store& store) {
-    if (params.out_pairs)
+    if (T::dcp || params.out_pairs)
         store.template operator()<true>();
     else
         store.template operator()<false>();
@@ -36,20 +38,40 @@ __device__ void store_pair(const Params& params, bool exists, std::int64_t eleme
 
 /// Where a lane's outputs go: heads 2t, 2t + 1 of each 8, dims 2g, 2g + 1 of each 16.
 template <class T>
-struct Destination {
+struct TensorDestination {
     std::int64_t element;  ///< of head 2t, dim 2g
     int heads_left;        ///< of the row from head 2t on
 
-    __device__ Destination(const Params& params, const Place<T>& at) {
+    __device__ TensorDestination(const Params& params, const Place<T>& at) {
         const int head = at.first_head + 2 * (at.lane % 4);
         element = at.row * params.out_row_stride + head * params.out_head_stride + 2 * (at.lane / 4);
         heads_left = params.heads - head;
     }
 };
 
+/// The same in the mailboxes of the heads' owners.
+template <class T>
+struct PeerDestination {
+    SharedAddress peers;  ///< Place::peer of head 2t
+    int dim;              ///< 2g
+
+    __device__ PeerDestination(const Params&, const Place<T>& at)
+        : peers(at.peer(2 * (at.lane % 4))), dim(2 * (at.lane / 4)) {}
+};
+
+template <class T>
+using Destination = std::conditional_t<T::dcp, PeerDestination<T>, TensorDestination<T>>;
+
 /// Four outputs of a lane in a quad: dims 2g, 2g + 1 of heads 2t, 2t + 1.
 template <bool kPairs, class T>
-__device__ void store_quad(const Params& params, const Destination<T>& to, int unit, int quad, const float4& outputs) {
+__device__ void store_quad(const Params&, const PeerDestination<T>& to, int unit, int quad, const float4& outputs) {
+    const ulonglong2 values = load_shared<ulonglong2>(to.peers + 8 * quad * 8);
+    push_pair(values.x, unit * unit_dims + to.dim, outputs.x, outputs.z);
+    push_pair(values.y, unit * unit_dims + to.dim, outputs.y, outputs.w);
+}
+template <bool kPairs, class T>
+__device__ void store_quad(const Params& params, const TensorDestination<T>& to, int unit, int quad,
+                           const float4& outputs) {
     const std::int64_t element = to.element + 8 * quad * params.out_head_stride + unit * unit_dims;
     store_pair<kPairs>(params, 8 * quad < to.heads_left, element, outputs.x, outputs.z);
     store_pair<kPairs>(params, 8 * quad + 1 < to.heads_left, element + params.out_head_stride, outputs.y, outputs.w);
@@ -63,6 +85,12 @@ __device__ void write_empty(const Params& params, const Place<T>& at, int worker
         for (int dim = 2 * at.lane; dim < 512; dim += 64) store_pair<false>(params, true, element + dim, 0, 0);
         if (at.lane == 0) write_lse(params, at.row, head, -INFINITY, 0);
     }
+}
+
+/// The same for the owners of the heads, who learn only that there is nothing. By one warp.
+template <class T>
+__device__ void push_empty(const Params& params, const Place<T>& at) {
+    if (at.lane < T::heads) push_lse_of(params, at, at.lane, -INFINITY);
 }
 
 /// Only one split of the row has columns: its registers are the row's sums.
@@ -81,7 +109,7 @@ __device__ void store_outputs(const Params& params, const Place<T>& at, Outputs<
             sums[3] *= weight.y;
         }
     }
-    store_all(params, [&]<bool kPairs>() {
+    store_all<T>(params, [&]<bool kPairs>() {
 #pragma unroll
         for (int j = 0; j < T::quads; ++j)
 #pragma unroll

@@ -1,7 +1,7 @@
 // A CTA's query heads on their way to shared memory, where wgmma reads them as B.
 #pragma once
 
-#include "cuda/decode_latency_tile.cuh"
+#include "cuda/decode_latency_mailbox.cuh"
 #include "cuda/device/convert.cuh"
 #include "cuda/device/copies.cuh"
 
@@ -40,10 +40,36 @@ struct QueryLoader {
 #pragma unroll
             for (int round = 0; round < rounds; ++round)
 #pragma unroll
-                for (int i = 0; i < words; ++i)
-                    loaded[group][round][i] = load_global_if(
-                        from[group] != nullptr && round * kWarps + worker < jobs_of_heads && i < words_of(params),
-                        from[group] + round * step + i);
+                for (int i = 0; i < words; ++i) {
+                    const bool exists =
+                        from[group] != nullptr && round * kWarps + worker < jobs_of_heads && i < words_of(params);
+                    const uint4* at = from[group] + round * step + i;
+                    if constexpr (T::dcp)
+                        loaded[group][round][i] = load_peer_if(exists, at);
+                    else
+                        loaded[group][round][i] = load_global_if(exists, at);
+                }
+    }
+
+    /// From a mailbox: asks until everything has arrived, or the limit has passed; what is missing is NaN then. Not
+    /// before the records are asked for, which take longer: these registers would be missing there.
+    __device__ void receive(const Params& params, const Place<T>& at, int worker) {
+        const MailboxView& mailbox = mailbox_of<T>(params);
+        const uint4* from[groups];
+#pragma unroll
+        for (int group = 0; group < groups; ++group) {
+            from[group] = pointer(params, at, worker, group);
+            if (from[group] != nullptr) from[group] += parity_words<T>(params, at.exchange);
+        }
+        WaitLimit limit;
+        for (;;) {
+            load(params, worker, from);
+            const int missing = missing_group();
+            if (missing < 0 || at.exchange.failed) return;
+            if (!limit.passed(mailbox.limit_ns)) continue;
+            const int head = at.first_head + 16 * missing + at.lane / 2;
+            return fail(mailbox, DcpStage::decode, mailbox.owner_of_head(head), at.row, at.exchange.number);
+        }
     }
 
     /// To shared memory as groups `first_group` .. of the CTA's heads.
@@ -68,6 +94,19 @@ struct QueryLoader {
     }
 
    private:
+    /// One of which something has not arrived, or -1.
+    __device__ int missing_group() const {
+        int missing = -1;
+#pragma unroll
+        for (int group = 0; group < groups; ++group)
+#pragma unroll
+            for (const auto& round : loaded[group])
+#pragma unroll
+                for (const uint4& word : round)
+                    if (!has_arrived(word)) missing = group;
+        return missing;
+    }
+
     __device__ static void split_codes(const uint4& from, uint4& low, uint4& high) {
         const TwoPairs x = e4m3x4_to_bf16(from.x), y = e4m3x4_to_bf16(from.y);
         const TwoPairs z = e4m3x4_to_bf16(from.z), w = e4m3x4_to_bf16(from.w);

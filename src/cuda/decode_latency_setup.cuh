@@ -15,8 +15,9 @@ using FirstQuery = QueryLoader<T, multiplying_warps, T::heads / 16>;
 
 template <class T>
 __device__ int divide_by_splits(const Params& params, int number) {
-    // Only kernels from ids serve 1 with any other number; the multiplier of 1 is none that umulhi could take.
-    if (T::from_ids && T::splits == 0 && params.splits == 1) return number;
+    // Only kernels from ids and of dcp serve 1 with any other number; the multiplier of 1 is none that umulhi could
+    // take.
+    if ((T::from_ids || T::dcp) && T::splits == 0 && params.splits == 1) return number;
     if constexpr (T::splits > 0) return static_cast<int>(static_cast<unsigned>(number) / T::splits);
     return static_cast<int>(__umulhi(number, params.split_multiplier) >> params.split_shift);
 }
@@ -87,7 +88,7 @@ __device__ Inputs<T> find_inputs(const Params& params, const Place<T>& at) {
     asm volatile("" : "+l"(inputs.counts[0]), "+l"(inputs.counts[1]), "+l"(inputs.slot));
 #pragma unroll
     for (int group = 0; group < FirstQuery<T>::groups; ++group) {
-        inputs.query[group] = at.multiplies() ? FirstQuery<T>::pointer(params, at, at.warp, group) : nullptr;
+        inputs.query[group] = at.multiplies() && !T::dcp ? FirstQuery<T>::pointer(params, at, at.warp, group) : nullptr;
         asm volatile("" : "+l"(inputs.query[group]));
     }
     return inputs;

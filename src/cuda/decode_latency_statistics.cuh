@@ -3,6 +3,7 @@
 
 #include "cuda/decode_latency_chunk.cuh"
 #include "cuda/decode_latency_gather.cuh"
+#include "cuda/decode_latency_mailbox.cuh"
 #include "cuda/device/exchange.cuh"
 
 namespace sparsemla::detail::latency {
@@ -36,9 +37,12 @@ __device__ inline float output_weight(const Params& params, float value_factor, 
     return sum == 0 ? 0 : value_factor * factor;
 }
 
+/// Base 2.
+__device__ inline float lse_of(float max, float sum) { return sum == 0 ? -INFINITY : max + log2_approximate(sum); }
+
 __device__ inline void write_lse(const Params& params, int row, int head, float max, float sum) {
     if (params.lse == nullptr) return;
-    const float lse = sum == 0 ? -INFINITY : max + log2_approximate(sum);
+    const float lse = lse_of(max, sum);
     params.lse[row * params.lse_row_stride + head * params.lse_head_stride] =
         params.lse_natural ? lse * 0.693147181F : lse;
 }
@@ -105,6 +109,8 @@ struct Statistics {
         for (int i = 0; i < rounds; ++i) {
             heads[i] = 4 * helper_warps * i + 4 * at.helper() + at.lane / 8;
             sinks[i] = sink_of(params, at.first_head + heads[i]);
+            if constexpr (T::dcp)
+                if (lane == 0) find_owner(params, at, heads[i]);
         }
 #pragma unroll
         for (int i = 0; i < 2; ++i) value_factors[i] = value_factor_of_split<T>(params, columns, lane + 8 * i);
@@ -125,9 +131,11 @@ struct Statistics {
         const float value_factor = value_factor_of_split<T>(params, columns, at.split);
 #pragma unroll
         for (int i = 0; i < rounds; ++i)
-            if (lane == 0)
+            if (lane == 0) {
                 store_shared(at.weight(at.split, heads[i]),
                              output_weight(params, value_factor, sinks[i], maxima[i], sums[i]));
+                if constexpr (T::dcp) check_owner(at, heads[i], sums[i]);
+            }
     }
 
     /// To every CTA of the row.
@@ -162,13 +170,17 @@ struct Statistics {
                     store_shared(at.weight(lane + 8 * j, heads[i]), splits.weight(j, value_factors[j]));
             maxima[i] = splits.max;
             sums[i] = splits.sum;
+            if constexpr (T::dcp)
+                if (lane == 0) check_owner(at, heads[i], sums[i]);
         }
     }
 
     __device__ void write_lses(const Params& params, const Place<T>& at) const {
 #pragma unroll
         for (int i = 0; i < rounds; ++i)
-            if (lane == 0 && at.first_head + heads[i] < params.heads)
+            if constexpr (T::dcp) {
+                if (lane == 0) push_lse_of(params, at, heads[i], lse_of(maxima[i], sums[i]));
+            } else if (lane == 0 && at.first_head + heads[i] < params.heads)
                 write_lse(params, at.row, at.first_head + heads[i], maxima[i], sums[i]);
     }
 };

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/decode_latency.h"
 #include "cuda/device/barriers.cuh"
@@ -36,13 +37,16 @@ struct SmallShared {
 /// whatever the caller's query is. kSplits: 1, the CTA has its row alone; 2, 4 or 8, as many exchange P where they can
 /// (Transport::weights); 0, any number exchange partial outputs. A kernel for each: code that is not needed costs time
 /// too, between what is. kFromIds: slots of source 0 come from token ids.
-template <int kHeads, StageForm kForm, Half kQuery, bool kTwoSources, int kSplits, bool kFromIds = false>
+/// kDcp: the query comes from a mailbox, and results go to others.
+template <int kHeads, StageForm kForm, Half kQuery, bool kTwoSources, int kSplits, bool kFromIds = false,
+          bool kDcp = false>
 struct Tile {
     static constexpr bool alone = kSplits == 1;
     static constexpr bool exchanges_weights = kSplits > 1;
     static constexpr int splits = kSplits;
     static constexpr bool two_sources = kTwoSources;
     static constexpr bool from_ids = kFromIds;
+    static constexpr bool dcp = kDcp;
     static constexpr int heads = kHeads;
     static constexpr int units_of_warp = units / multiplying_warps;
     static constexpr bool units_take_turns = true;
@@ -64,11 +68,18 @@ struct Tile {
     using QueryTile = SwizzledTile<32>;
     using WeightTile = SwizzledTile<128>;
     using Small = SmallShared<kHeads>;
-    static_assert(sizeof(Small) <= small_shared_bytes(kHeads));
+    static_assert(sizeof(Small) + (kDcp ? kHeads * 8 : 0) <= small_shared_bytes(kHeads));
     static_assert(d_qk % 32 == 0 && kHeads % 16 == 0 && (kSplits <= 1 || can_exchange_weights(kSplits)));
     static_assert(record.is_plain() || (kQuery == Half::bf16 && kTwoSources && kSplits <= 1));
     static_assert(layout.weights % WeightTile::alignment_bytes == 0 && layout.query % QueryTile::alignment_bytes == 0);
 };
+
+/// What a thread knows of the exchange of a rank of dcp, once the kernel's inputs may be read.
+struct Exchange {
+    std::uint32_t number;
+    bool failed;  ///< a wait has passed the limit: no more is waited for, nothing pushed, and what was not there is NaN
+};
+struct NoExchange {};
 
 /// Who this thread is and where its CTA's memory lies.
 template <class T>
@@ -83,6 +94,7 @@ struct Place {
     int tiles;   ///< of the cluster
     int warp, lane;
     int query_number;  ///< of the CTA's T::queries queries, the one in use
+    [[no_unique_address]] std::conditional_t<T::dcp, Exchange, NoExchange> exchange;
 
     __device__ bool multiplies() const { return warp < multiplying_warps; }
     __device__ int helper() const { return warp - multiplying_warps; }
@@ -119,6 +131,8 @@ struct Place {
     __device__ SharedAddress weight(int of_split, int head) const {
         return base + offsetof(typename T::Small, weight) + (of_split * T::heads + head) * 4;
     }
+    /// Of a head: where its results go, a 64-bit address, or 0 (HeadOwner). Behind T::Small.
+    __device__ SharedAddress peer(int head) const { return base + sizeof(typename T::Small) + head * 8; }
     __device__ SharedAddress keep(int head) const { return base + offsetof(typename T::Small, keep) + head * 4; }
     __device__ SharedAddress score(int half, int head, int key) const {
         return base + T::layout.scores + ((half * T::heads + head) * score_pitch + key) * 4;

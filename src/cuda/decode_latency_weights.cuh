@@ -105,7 +105,7 @@ struct SlicesProduct {
                 }
             }
         const Destination<T> to(params, at);
-        store_all(params, [&]<bool kPairs>() {
+        store_all<T>(params, [&]<bool kPairs>() {
 #pragma unroll
             for (int block = 0; block < S::dim_blocks; ++block)
 #pragma unroll

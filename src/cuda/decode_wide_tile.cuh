@@ -57,6 +57,7 @@ struct WideTile {
     static constexpr bool two_sources = true;
     static constexpr bool exchanges_weights = false;
     static constexpr bool from_ids = false;
+    static constexpr bool dcp = false;
     static constexpr StageForm form = kForm;
     static constexpr StageLayout record = stage_layout(kForm);
     static constexpr int d_qk = record.d_qk;

@@ -60,13 +60,14 @@ __global__ void __launch_bounds__(threads) gather(const __grid_constant__ Gather
     const int number = static_cast<int>(blockIdx.x * threads + threadIdx.x);
     const int head = number / pieces, piece = number % pieces;
     const std::int64_t row = blockIdx.y;
+    const bool exists = head < mailbox.own_heads;
+    const std::byte* from = params.query + row * params.query_row_stride_bytes + head * params.query_head_stride_bytes;
     launch_dependent_grids();
     wait_for_prerequisite_grids();
-    const ExchangeState state(mailbox);
     delay(mailbox, DcpStage::gather, static_cast<int>(blockIdx.x + blockIdx.y * gridDim.x));
-    if (state.failed != 0 || head >= mailbox.own_heads) return;
-    const uint4 words = stored_piece(
-        params, params.query + row * params.query_row_stride_bytes + head * params.query_head_stride_bytes, piece);
+    const uint4 words = exists ? stored_piece(params, from, piece) : uint4{};
+    const ExchangeState state(mailbox);
+    if (state.failed != 0 || !exists) return;
     const std::int64_t to =
         mailbox.query_byte(state.next, row, mailbox.head_offset[mailbox.rank] + head) + piece * piece_bytes;
     // Ranks begin with different peers.
@@ -85,7 +86,7 @@ __global__ void __launch_bounds__(threads) receive(const __grid_constant__ Recei
     delay(mailbox, DcpStage::decode, static_cast<int>(blockIdx.x + blockIdx.y * gridDim.x));
     if (head >= mailbox.heads) return;
     const auto* from = reinterpret_cast<const uint4*>(own_mailbox(mailbox) + mailbox.query_byte(state.next, row, head));
-    uint4 words = armed_words;  // NaN: what a failed exchange gives
+    uint4 words = armed_words();  // NaN: what a failed exchange gives
     WaitLimit limit;
     if (state.failed == 0 && !wait_for(mailbox, from + piece, words, limit))
         fail(mailbox, DcpStage::decode, mailbox.owner_of_head(head), row, state.next);

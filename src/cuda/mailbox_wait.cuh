@@ -8,12 +8,13 @@
 
 namespace sparsemla::detail {
 
-/// What the kernels before have left in the control: after the dependency wait.
+/// What the kernels before have left in the control: after the dependency wait. `failed` may rise meanwhile, and what
+/// is not yet there is then not waited for: not from the L1, which might hold what an earlier CTA has read.
 struct ExchangeState {
     std::uint32_t next, current, failed;
 
     __device__ explicit ExchangeState(const MailboxView& mailbox) {
-        const uint4 words = device::load_global(reinterpret_cast<const uint4*>(mailbox.control));
+        const uint4 words = device::load_peer(reinterpret_cast<const uint4*>(mailbox.control));
         next = words.x;
         current = words.y;
         failed = words.z;
@@ -69,6 +70,6 @@ __device__ inline void delay(const MailboxView& mailbox, DcpStage stage, int cta
 
 __device__ inline std::byte* own_mailbox(const MailboxView& mailbox) { return mailbox.peers[mailbox.rank]; }
 
-inline constexpr uint4 armed_words = {armed_word, armed_word, armed_word, armed_word};
+__device__ inline uint4 armed_words() { return {armed_word, armed_word, armed_word, armed_word}; }
 
 }  // namespace sparsemla::detail

@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(threads) merge_partials(const __grid_constant_
     const bool has_sink = params.sinks != nullptr;
     const HeadWeights weights(own_lse, params.num_partials, params.partial_base, has_sink,
                               has_sink ? params.sinks[head * params.sinks_stride] : 0);
-    if (lane == 0) params.to.write_lse(row, head, weights.merged_lse(params.to.lse_base));
+    if (lane == 0) params.to.write_lse(row, head, weights.merged_lse(params.partial_base, params.to.lse_base));
     if (weights.passes) return pass(params, params.partials[weights.summary.last], row, head, lane);
     HeadSums sums;
     if (!weights.summary.defined)

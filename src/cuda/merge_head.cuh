@@ -34,27 +34,35 @@ struct RoundedOperations {
 #endif
 };
 
-/// What the lse of a head's partials say: the same in every lane.
+/// What the lse of a head's partials say, of which lane i knows that of partial i, -inf where there is none. What a
+/// lane can find by itself it finds while the others do; sums are those of MergeMath, in its order: a partial without
+/// columns adds 0, which changes nothing.
 struct HeadWeights {
     using Math = MergeMath<RoundedOperations>;
 
-    float own_lse;  ///< of partial `lane`
-    LseBase base;
+    unsigned contributing;  ///< bit i: partial i counts
+    float own_weight;       ///< of partial `lane`; 0 where it does not count, -0 where another one passes unchanged
     MergeSummary summary;
-    MergeSoftmax softmax;
     bool passes;  ///< the values of partial summary.last, unchanged
 
     /// With `has_sink` its sink, of natural base. Of at most 32 partials.
-    __device__ HeadWeights(float lse_of_lane, int partials, LseBase of_base, bool has_sink, float sink)
-        : own_lse(lse_of_lane), base(of_base) {
-        summary = Math::summarise(partials, base, [&](int i) { return lse(i); });
-        softmax = has_sink ? Math::softmax(summary, base, sink) : Math::softmax(summary);
+    __device__ HeadWeights(float lse, int partials, LseBase base, bool has_sink, float sink) {
+        contributing = __ballot_sync(device::all_lanes, lse != -INFINITY);
+        summary.defined = __all_sync(device::all_lanes, lse < INFINITY);  // false for NaN
+        summary.contributors = __popc(contributing);
+        summary.last = 31 - __clz(static_cast<int>(contributing));
+        summary.peak = device::warp_max(lse);
+        const float power = lse == -INFINITY ? 0.0F : Math::power(base, Math::add(lse, -summary.peak));
+        for (int i = 0; i < partials; ++i)
+            summary.sum = Math::add(summary.sum, __shfl_sync(device::all_lanes, power, i));
+        const MergeSoftmax softmax = has_sink ? Math::softmax(summary, base, sink) : Math::softmax(summary);
+        own_weight = has_sink ? Math::weight(base, lse, softmax) : RoundedOperations::divide(power, softmax.total);
         passes = summary.defined && Math::passes_through(summary, softmax);
+        if (lse == -INFINITY) own_weight = passes ? -0.0F : 0.0F;
     }
-    __device__ float lse(int partial) const { return __shfl_sync(device::all_lanes, own_lse, partial); }
-    __device__ bool counts(int partial) const { return lse(partial) != -INFINITY; }
-    __device__ float weight(int partial) const { return Math::weight(base, lse(partial), softmax); }
-    __device__ float merged_lse(LseBase to) const { return Math::lse(summary, base, to); }
+    __device__ bool counts(int partial) const { return (contributing >> partial & 1) != 0; }
+    __device__ float weight(int partial) const { return __shfl_sync(device::all_lanes, own_weight, partial); }
+    __device__ float merged_lse(LseBase from, LseBase to) const { return Math::lse(summary, from, to); }
 };
 
 inline constexpr int dims_of_lane = 16;
@@ -62,6 +70,13 @@ inline constexpr int dims_of_lane = 16;
 /// A lane's sums.
 struct HeadSums {
     float of[dims_of_lane] = {};
+
+    /// Before the first values. Values 0 of a partial that does not count may be added: they change nothing. -0 + x is
+    /// x for every x, -0 too.
+    __device__ void begin(const HeadWeights& weights) {
+#pragma unroll
+        for (float& sum : of) sum = weights.passes ? -0.0F : 0.0F;
+    }
 
     __device__ void add(float weight, const float (&values)[dims_of_lane]) {
 #pragma unroll
@@ -72,7 +87,8 @@ struct HeadSums {
 __device__ inline float bf16_low(std::uint32_t pair) { return __uint_as_float(pair << 16); }
 __device__ inline float bf16_high(std::uint32_t pair) { return __uint_as_float(pair & 0xFFFF0000); }
 
-__device__ inline float merged_nan() { return __uint_as_float(0x7FFFFFFF); }
+/// Of results that are not defined, or have not come.
+__device__ inline float merged_nan() { return __uint_as_float(0x7FC00000); }
 
 /// Where results of a head go.
 struct MergedOut {

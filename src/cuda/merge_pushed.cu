@@ -18,6 +18,7 @@ constexpr int warps = 4;
 constexpr int threads = 32 * warps;
 constexpr int sources_at_once = 4;  ///< whose values a lane has under way
 constexpr int query_pieces_of_thread = 4;
+constexpr int query_pieces_of_cta = query_pieces_of_thread * threads;
 
 struct PushedParams {
     MailboxView mailbox;
@@ -25,8 +26,8 @@ struct PushedParams {
     std::int64_t sinks_stride;
     MergedOut to;
     std::int32_t rows;
-    std::int32_t merging_ctas;   ///< the first ones; the others free the query's pieces
-    std::int32_t query_threads;  ///< of those
+    std::int32_t merging_ctas;         ///< the first ones; the others free the query's pieces
+    std::int32_t freeing_ctas_of_row;  ///< of those
 };
 
 /// Dimensions 8 * lane .. of each half of a head.
@@ -46,168 +47,159 @@ struct PushedValues {
     }
 };
 
-/// A (row, head) of this rank, by a warp.
+/// A (row, head) of this rank, by a warp. Code is short and has few branches: a kernel this small spends its time on
+/// waiting for instructions, too.
 struct PushedHead {
     const PushedParams& params;
     const MailboxView& mailbox;
-    std::uint32_t exchange;
     std::int64_t row;
     int head;
     int lane;
+    std::uint32_t exchange = 0;              ///< once it is known
+    uint4* values = nullptr;                 ///< of source 0 in the exchange, this lane's 16 bytes of the first half
+    PushedValues incoming[sources_at_once];  ///< zeros of a source that does not count
 
-    __device__ std::uint32_t* lse_piece() const {
-        return reinterpret_cast<std::uint32_t*>(own_mailbox(mailbox) + mailbox.lse_byte(exchange, lane, row, head));
+    __device__ std::uint32_t* lse_piece(std::uint32_t of_exchange) const {
+        return reinterpret_cast<std::uint32_t*>(own_mailbox(mailbox) + mailbox.lse_byte(of_exchange, lane, row, head));
     }
-    __device__ uint4* values_piece(int source, int half) const {
-        return reinterpret_cast<uint4*>(own_mailbox(mailbox) + mailbox.values_byte(exchange, source, row, head)) +
-               32 * half + lane;
+    __device__ std::int64_t values_of_source() const {  // from one to the next
+        return std::int64_t{mailbox.rows} * mailbox.most_heads * (bytes_of_values / 16);
+    }
+    __device__ void enter(std::uint32_t of_exchange) {
+        exchange = of_exchange;
+        values = reinterpret_cast<uint4*>(own_mailbox(mailbox) + mailbox.values_byte(exchange, 0, row, head)) + lane;
     }
 
-    /// Of source `lane`. False where one has not come in time.
-    __device__ bool wait_for_lse(WaitLimit& limit, float& lse) const {
-        std::uint32_t word = __float_as_uint(-INFINITY);
-        bool came = true;
-        if (lane < mailbox.world) {
-            word = load_peer(lse_piece());
-            came = wait_for(mailbox, lse_piece(), word, limit);
-            if (!came) fail(mailbox, DcpStage::merge, lane, row, exchange);
-        }
+    /// Of source `lane`, -inf where there is none; `word` is what it held. False where one has not come in time.
+    __device__ bool wait_for_lse(std::uint32_t word, WaitLimit& limit, float& lse) const {
+        const bool came = wait_for(mailbox, lse_piece(exchange), word, limit);
+        if (!came) fail(mailbox, DcpStage::merge, lane, row, exchange);
         lse = __uint_as_float(word);
         return __all_sync(all_lanes, came);
     }
 
     /// Of sources first .. that count, all under way at once.
-    __device__ bool wait_for_values(const HeadWeights& weights, int first, WaitLimit& limit,
-                                    PushedValues (&values)[sources_at_once]) const {
-        bool wanted[sources_at_once];
+    __device__ void ask_for_values(unsigned contributing, int first) {
 #pragma unroll
         for (int i = 0; i < sources_at_once; ++i) {
-            wanted[i] = first + i < mailbox.world && weights.counts(first + i);
-            if (!wanted[i]) continue;
-#pragma unroll
-            for (int half = 0; half < 2; ++half) values[i].halves[half] = load_peer(values_piece(first + i, half));
+            const bool counts = (contributing >> (first + i) & 1) != 0;
+            const uint4* from = values + (first + i) * values_of_source();
+            incoming[i].halves[0] = load_peer_if(counts, from);
+            incoming[i].halves[1] = load_peer_if(counts, from + 32);
         }
-        bool came = true;
+    }
+    __device__ bool wait_for_values(unsigned contributing, int first, WaitLimit& limit) {
+        for (;;) {
+            int missing = -1;
 #pragma unroll
-        for (int i = 0; i < sources_at_once; ++i) {
-            if (!wanted[i] || !came) continue;
-#pragma unroll
-            for (int half = 0; half < 2; ++half)
-                came = came && wait_for(mailbox, values_piece(first + i, half), values[i].halves[half], limit);
-            if (!came) fail(mailbox, DcpStage::merge, first + i, row, exchange);
+            for (int i = 0; i < sources_at_once; ++i)
+                if (!has_arrived(incoming[i].halves[0]) || !has_arrived(incoming[i].halves[1])) missing = first + i;
+            if (__all_sync(all_lanes, missing < 0)) return true;
+            if (__any_sync(all_lanes, limit.passed(mailbox.limit_ns))) {
+                if (missing >= 0) fail(mailbox, DcpStage::merge, missing, row, exchange);
+                return false;
+            }
+            ask_for_values(contributing, first);
         }
-        return __all_sync(all_lanes, came);
+    }
+
+    /// Values of all sources in their order; the first ones have been asked for. False where some have not come in
+    /// time.
+    __device__ bool sum_values(const HeadWeights& weights, WaitLimit& limit, HeadSums& sums) {
+        for (int first = 0;;) {
+            if (!wait_for_values(weights.contributing, first, limit)) return false;
+#pragma unroll
+            for (int i = 0; i < sources_at_once; ++i) {
+                float spread[dims_of_lane];
+                incoming[i].spread(spread);
+                sums.add(weights.weight(first + i), spread);
+            }
+            first += sources_at_once;
+            if (first >= mailbox.world) return true;
+            ask_for_values(weights.contributing, first);
+        }
     }
 
     __device__ void free(const HeadWeights& weights) const {
+#pragma unroll 1
         for (int source = 0; source < mailbox.world; ++source) {
             if (!weights.counts(source)) continue;
-            *values_piece(source, 0) = armed_words;
-            *values_piece(source, 1) = armed_words;
+            store_peer(values + source * values_of_source(), armed_words());
+            store_peer(values + source * values_of_source() + 32, armed_words());
         }
-        if (lane < mailbox.world) *lse_piece() = armed_word;
+        if (lane < mailbox.world) store_peer(lse_piece(exchange), armed_word);
     }
 
-    __device__ void store(const PushedValues& values) const {
-        const std::int64_t to = params.to.element(row, head) + 8 * lane;
-        if (!params.to.is_f32 && params.to.in_vectors) {
-            auto* out = reinterpret_cast<uint4*>(static_cast<std::uint16_t*>(params.to.out) + to);
-            out[0] = values.halves[0];
-            out[32] = values.halves[1];
-            return;
-        }
-        float spread[dims_of_lane];
-        values.spread(spread);
-        store(spread);
-    }
+    /// By each lane its dimensions.
     __device__ void store(const float (&sums)[dims_of_lane]) const {
         const std::int64_t to = params.to.element(row, head) + 8 * lane;
 #pragma unroll
-        for (int half = 0; half < 2; ++half)
-#pragma unroll
-            for (int i = 0; i < 8; i += 4) {
-                const float* four = sums + 8 * half + i;
-                const std::int64_t element = to + 256 * half + i;
-                if (params.to.is_f32 && params.to.in_vectors) {
-                    *reinterpret_cast<float4*>(static_cast<float*>(params.to.out) + element) = {four[0], four[1],
-                                                                                                four[2], four[3]};
-                } else if (params.to.in_vectors) {
-                    *reinterpret_cast<uint2*>(static_cast<std::uint16_t*>(params.to.out) + element) = {
-                        f32x2_to_bf16x2(four[0], four[1]), f32x2_to_bf16x2(four[2], four[3])};
-                } else {
-                    for (int j = 0; j < 4; ++j) params.to.store(element + j, four[j]);
-                }
+        for (int half = 0; half < 2; ++half) {
+            const float* eight = sums + 8 * half;
+            const std::int64_t element = to + 256 * half;
+            if (params.to.in_vectors && !params.to.is_f32) {
+                *reinterpret_cast<uint4*>(static_cast<std::uint16_t*>(params.to.out) + element) = {
+                    f32x2_to_bf16x2(eight[0], eight[1]), f32x2_to_bf16x2(eight[2], eight[3]),
+                    f32x2_to_bf16x2(eight[4], eight[5]), f32x2_to_bf16x2(eight[6], eight[7])};
+                continue;
             }
-    }
-    __device__ void store_nan() const {
-        float sums[dims_of_lane];
-        for (float& sum : sums) sum = merged_nan();
-        store(sums);
-        if (lane == 0) params.to.write_lse(row, head, merged_nan());
-    }
-
-    /// Values of all sources in their order. False where some have not come in time.
-    __device__ bool merge_values(const HeadWeights& weights, WaitLimit& limit) const {
-        HeadSums sums;
-        for (int first = 0; first < mailbox.world; first += sources_at_once) {
-            PushedValues values[sources_at_once];
-            if (!wait_for_values(weights, first, limit, values)) return false;
 #pragma unroll
-            for (int i = 0; i < sources_at_once; ++i) {
-                if (first + i >= mailbox.world || !weights.counts(first + i)) continue;
-                if (weights.passes) {
-                    store(values[i]);
-                    return true;
-                }
-                float spread[dims_of_lane];
-                values[i].spread(spread);
-                sums.add(weights.weight(first + i), spread);
-            }
+            for (int i = 0; i < 8; ++i) params.to.store(element + i, eight[i]);
         }
-        if (!weights.summary.defined)
-            for (float& sum : sums.of) sum = merged_nan();
-        store(sums.of);
-        return true;
     }
 };
 
-__device__ void merge_pushed_head(const PushedHead& pushed, bool failed) {
+/// Each load as soon as its address is known (the lse of both parities before the exchange's number is); what can be
+/// found without the values, while they are on their way.
+__device__ void merge_pushed_head(PushedHead& pushed) {
     const PushedParams& params = pushed.params;
+    const MailboxView& mailbox = pushed.mailbox;
+    const bool has_lse = pushed.lane < mailbox.world;
+    const std::uint32_t even = has_lse ? load_peer(pushed.lse_piece(0)) : __float_as_uint(-INFINITY);
+    const std::uint32_t odd = has_lse ? load_peer(pushed.lse_piece(1)) : __float_as_uint(-INFINITY);
     const bool has_sink = params.sinks != nullptr;
     const float sink = has_sink ? params.sinks[pushed.head * params.sinks_stride] : 0;
+    const ExchangeState state(mailbox);
+    pushed.enter(state.current);
     WaitLimit limit;
+    HeadSums sums;
     float lse = -INFINITY;
-    if (failed || !pushed.wait_for_lse(limit, lse)) return pushed.store_nan();
-    const HeadWeights weights(lse, pushed.mailbox.world, LseBase::two, has_sink, sink);
-    if (!pushed.merge_values(weights, limit)) return pushed.store_nan();
-    if (pushed.lane == 0) params.to.write_lse(pushed.row, pushed.head, weights.merged_lse(params.to.lse_base));
-    pushed.free(weights);
+    const bool failed = __any_sync(all_lanes, state.failed != 0);  // another CTA may set it between two lanes' looks
+    bool came = !failed && pushed.wait_for_lse(state.current % 2 == 0 ? even : odd, limit, lse);
+    pushed.ask_for_values(came ? __ballot_sync(all_lanes, lse != -INFINITY) : 0, 0);
+    const HeadWeights weights(lse, mailbox.world, LseBase::two, has_sink, sink);
+    float merged_lse = weights.merged_lse(LseBase::two, params.to.lse_base);
+    sums.begin(weights);
+    came = came && pushed.sum_values(weights, limit, sums);
+    if (!came) merged_lse = merged_nan();
+    if (!came || !weights.summary.defined)
+        for (float& sum : sums.of) sum = merged_nan();
+    pushed.store(sums.of);
+    if (pushed.lane == 0) params.to.write_lse(pushed.row, pushed.head, merged_lse);
+    if (came) pushed.free(weights);
 }
 
-/// Pieces of the query, which decode has read, or never will: those that it did not wait for may still be on their way.
-__device__ void free_query(const PushedParams& params, std::uint32_t exchange, int first) {
+/// Pieces of a row's query, which decode has read, or never will: those that it did not wait for may still be on their
+/// way. By one of the CTAs that have the row.
+__device__ void free_query(const PushedParams& params, const ExchangeState& state, int row, int cta_of_row) {
     const MailboxView& mailbox = params.mailbox;
-    const int pieces = mailbox.query_head_bytes / 16;
-    const int of_row = mailbox.heads * pieces, all = params.rows * of_row;
-    uint4 words[query_pieces_of_thread];
-    uint4* from[query_pieces_of_thread];
-#pragma unroll
-    for (int i = 0; i < query_pieces_of_thread; ++i) {
-        const int number = first + i * params.query_threads;
-        const int row = number / of_row, piece = number % of_row;
-        from[i] = reinterpret_cast<uint4*>(own_mailbox(mailbox) + mailbox.query_byte(exchange, row, 0)) + piece;
-        if (number < all) words[i] = load_peer(from[i]);
-    }
+    const int pieces = mailbox.query_head_bytes / 16, of_row = mailbox.heads * pieces;
+    const int first = cta_of_row * query_pieces_of_cta + static_cast<int>(threadIdx.x);
+    auto* from = reinterpret_cast<uint4*>(own_mailbox(mailbox) + mailbox.query_byte(state.current, row, 0)) + first;
     WaitLimit limit;
+    for (;;) {
+        int missing = -1;
 #pragma unroll
-    for (int i = 0; i < query_pieces_of_thread; ++i) {
-        const int number = first + i * params.query_threads;
-        if (number >= all) break;
-        if (!wait_for(mailbox, from[i], words[i], limit))
-            return fail(mailbox, DcpStage::merge, mailbox.owner_of_head(number % of_row / pieces), number / of_row,
-                        exchange);
-        *from[i] = armed_words;
+        for (int i = 0; i < query_pieces_of_thread; ++i)
+            if (first + i * threads < of_row && !has_arrived(load_peer(from + i * threads)))
+                missing = first + i * threads;
+        if (missing < 0) break;
+        if (limit.passed(mailbox.limit_ns))
+            return fail(mailbox, DcpStage::merge, mailbox.owner_of_head(missing / pieces), row, state.current);
     }
+#pragma unroll
+    for (int i = 0; i < query_pieces_of_thread; ++i)
+        if (first + i * threads < of_row) store_peer(from + i * threads, armed_words());
 }
 
 __global__ void __launch_bounds__(threads) merge_mailbox(const __grid_constant__ PushedParams params) {
@@ -215,22 +207,25 @@ __global__ void __launch_bounds__(threads) merge_mailbox(const __grid_constant__
     const int cta = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x);
     launch_dependent_grids();
     wait_for_prerequisite_grids();
-    const ExchangeState state(mailbox);
     delay(mailbox, DcpStage::merge, cta);
     if (cta >= params.merging_ctas) {
-        if (state.failed == 0) free_query(params, state.current, (cta - params.merging_ctas) * threads + thread);
+        const ExchangeState state(mailbox);
+        const int number = cta - params.merging_ctas, row = number / params.freeing_ctas_of_row;
+        if (state.failed == 0) free_query(params, state, row, number - row * params.freeing_ctas_of_row);
         return;
     }
-    if (cta == 0 && thread == 0 && state.failed == 0) mailbox.control->next = state.current + 1;
+    if (cta == 0 && thread == 0) {
+        const ExchangeState state(mailbox);
+        if (state.failed == 0) mailbox.control->next = state.current + 1;
+    }
     const int number = cta * warps + thread / 32;
     if (number >= params.rows * mailbox.own_heads) return;
-    merge_pushed_head({.params = params,
-                       .mailbox = mailbox,
-                       .exchange = state.current,
-                       .row = number / mailbox.own_heads,
-                       .head = number % mailbox.own_heads,
-                       .lane = thread % 32},
-                      state.failed != 0);
+    PushedHead pushed{.params = params,
+                      .mailbox = mailbox,
+                      .row = number / mailbox.own_heads,
+                      .head = number % mailbox.own_heads,
+                      .lane = thread % 32};
+    merge_pushed_head(pushed);
 }
 
 bool in_vectors(const void* out, DType dtype, std::int64_t row_stride, std::int64_t head_stride) {
@@ -258,14 +253,12 @@ void merge_pushed_gpu(const MergePushedParams& call, int device, Stream stream) 
                .in_vectors = in_vectors(call.out, call.out_dtype, call.out_row_stride, call.out_head_stride)},
         .rows = static_cast<std::int32_t>(call.rows),
         .merging_ctas = 0,
-        .query_threads = 0};
+        .freeing_ctas_of_row = 0};
     const std::int64_t heads = call.rows * call.mailbox.own_heads;
-    const std::int64_t pieces =
-        call.query_gathered ? call.rows * call.mailbox.heads * (call.mailbox.query_head_bytes / 16) : 0;
-    const std::int64_t freeing_ctas =
-        (pieces + query_pieces_of_thread * threads - 1) / (query_pieces_of_thread * threads);
+    const int pieces_of_row = call.mailbox.heads * (call.mailbox.query_head_bytes / 16);
     params.merging_ctas = static_cast<std::int32_t>((heads + warps - 1) / warps);
-    params.query_threads = static_cast<std::int32_t>(freeing_ctas * threads);
+    params.freeing_ctas_of_row = (pieces_of_row + query_pieces_of_cta - 1) / query_pieces_of_cta;
+    const std::int64_t freeing_ctas = call.query_gathered ? call.rows * params.freeing_ctas_of_row : 0;
     launch(merge_mailbox,
            {.grid = dim3(static_cast<unsigned>(params.merging_ctas + freeing_ctas)),
             .threads = threads,

@@ -51,6 +51,7 @@ Plan plan_of_check(const Plan& plan) {
     check.problem.rows = 1;
     check.problem.heads = heads;
     check.problem.out_dtype = DType::f32;
+    check.problem.dcp = check.fuses_exchange = false;
     check.problem.lse = true;
     check.problem.lse_base = LseBase::natural;
     for (int i = 0; SourceProblem & source : check.problem.sources) {

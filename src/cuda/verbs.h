@@ -9,6 +9,7 @@ void prepare_records();          // records.cu
 void prepare_mailbox();          // mailbox.cu
 void prepare_merge();            // merge.cu
 void prepare_merge_pushed();     // merge_pushed.cu
+void prepare_copy_heads();       // copy_heads.cu
 
 inline void prepare_verbs() {
     prepare_convert_indices();
@@ -17,6 +18,7 @@ inline void prepare_verbs() {
     prepare_mailbox();
     prepare_merge();
     prepare_merge_pushed();
+    prepare_copy_heads();
 }
 
 }  // namespace sparsemla::detail

@@ -1,5 +1,6 @@
 /* Packs two records and averages them: a query of zeros weighs all records alike. */
 #include <sparsemla/sparsemla.h>
+#include <sparsemla/sparsemla_dcp.h>
 #include <stdalign.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,6 +11,18 @@ static void must(sparsemla_status status) {
     if (status == SPARSEMLA_OK) return;
     fprintf(stderr, "%s\n", sparsemla_last_error());
     exit(1);
+}
+
+/* The second header, linked too. */
+static void lay_out_a_mailbox(void) {
+    const int64_t head_offset[] = {0, 1};
+    sparsemla_dcp_shape shape = sparsemla_dcp_shape_default();
+    sparsemla_mailbox_layout layout = {.size = sizeof layout};
+    shape.rows = 1;
+    shape.head_offset = head_offset;
+    shape.world = 1;
+    must(sparsemla_mailbox_layout_of(&shape, &layout));
+    if (layout.heads != 1) exit(1);
 }
 
 int main(void) {
@@ -59,5 +72,6 @@ int main(void) {
     printf("sparsemla %s: %g\n", sparsemla_version(), (double)out[0]);
     free(args.workspace);
     sparsemla_plan_destroy(plan);
+    lay_out_a_mailbox();
     return 0;
 }

@@ -254,6 +254,18 @@ __device__ inline float load_shared(SharedAddress from) {
     asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(from) : "memory");
     return value;
 }
+template <>
+__device__ inline std::uint64_t load_shared(SharedAddress from) {
+    std::uint64_t value;
+    asm volatile("ld.shared.b64 %0, [%1];" : "=l"(value) : "r"(from) : "memory");
+    return value;
+}
+template <>
+__device__ inline ulonglong2 load_shared(SharedAddress from) {
+    ulonglong2 value;
+    asm volatile("ld.shared.v2.b64 {%0, %1}, [%2];" : "=l"(value.x), "=l"(value.y) : "r"(from) : "memory");
+    return value;
+}
 __device__ inline std::uint32_t load_shared_16(SharedAddress from) {
     std::uint16_t value;
     asm volatile("ld.shared.u16 %0, [%1];" : "=h"(value) : "r"(from) : "memory");
@@ -274,6 +286,10 @@ __device__ inline void store_shared(SharedAddress to, float x, float y) {
 }
 __device__ inline void store_shared(SharedAddress to, std::uint32_t value) {
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(value) : "memory");
+}
+
+__device__ inline void store_shared_64(SharedAddress to, std::uint64_t value) {
+    asm volatile("st.shared.b64 [%0], %1;" ::"r"(to), "l"(value) : "memory");
 }
 
 // The same where `wanted`, without a branch.
