@@ -66,7 +66,7 @@ struct QueryLoader {
             load(params, worker, from);
             const int missing = missing_group();
             if (missing < 0 || at.exchange.failed) return;
-            if (!limit.passed(mailbox.limit_ns)) continue;
+            if (!limit.passed(mailbox)) continue;
             const int head = at.first_head + 16 * missing + at.lane / 2;
             return fail(mailbox, DcpStage::decode, mailbox.owner_of_head(head), at.row, at.exchange.number);
         }

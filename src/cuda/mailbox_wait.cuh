@@ -8,13 +8,13 @@
 
 namespace sparsemla::detail {
 
-/// What the kernels before have left in the control: after the dependency wait. `failed` may rise meanwhile, and what
-/// is not yet there is then not waited for: not from the L1, which might hold what an earlier CTA has read.
+/// What the kernels before have left in the control: after the dependency wait. `failed` may rise meanwhile; whoever
+/// waits notices (WaitLimit).
 struct ExchangeState {
     std::uint32_t next, current, failed;
 
     __device__ explicit ExchangeState(const MailboxView& mailbox) {
-        const uint4 words = device::load_peer(reinterpret_cast<const uint4*>(mailbox.control));
+        const uint4 words = device::load_global(reinterpret_cast<const uint4*>(mailbox.control));
         next = words.x;
         current = words.y;
         failed = words.z;
@@ -32,13 +32,15 @@ __device__ inline void fail(const MailboxView& mailbox, DcpStage stage, int peer
     control.exchange = exchange;
 }
 
-/// A thread's waits: they end together once the limit has passed since the first one.
+/// A thread's waits: they end together once the limit has passed since the first one, or a wait of another thread has
+/// failed.
 class WaitLimit {
    public:
-    __device__ bool passed(std::uint64_t limit_ns) {
+    __device__ bool passed(const MailboxView& mailbox) {
+        if (device::load_peer(&mailbox.control->failed) != 0) return true;
         const std::uint64_t now = device::clock_ns();
         if (begin_ == 0) begin_ = now;
-        return now - begin_ > limit_ns;
+        return now - begin_ > mailbox.limit_ns;
     }
 
    private:
@@ -54,7 +56,7 @@ __device__ inline bool has_arrived(const uint4& words) {
 template <class Value>
 __device__ bool wait_for(const MailboxView& mailbox, const Value* from, Value& value, WaitLimit& limit) {
     for (int polls = 1; !has_arrived(value); ++polls) {
-        if (polls % 16 == 0 && limit.passed(mailbox.limit_ns)) return false;
+        if (polls % 16 == 0 && limit.passed(mailbox)) return false;
         value = device::load_peer(from);
     }
     return true;

@@ -95,7 +95,7 @@ struct PushedHead {
             for (int i = 0; i < sources_at_once; ++i)
                 if (!has_arrived(incoming[i].halves[0]) || !has_arrived(incoming[i].halves[1])) missing = first + i;
             if (__all_sync(all_lanes, missing < 0)) return true;
-            if (__any_sync(all_lanes, limit.passed(mailbox.limit_ns))) {
+            if (__any_sync(all_lanes, limit.passed(mailbox))) {
                 if (missing >= 0) fail(mailbox, DcpStage::merge, missing, row, exchange);
                 return false;
             }
@@ -194,7 +194,7 @@ __device__ void free_query(const PushedParams& params, const ExchangeState& stat
             if (first + i * threads < of_row && !has_arrived(load_peer(from + i * threads)))
                 missing = first + i * threads;
         if (missing < 0) break;
-        if (limit.passed(mailbox.limit_ns))
+        if (limit.passed(mailbox))
             return fail(mailbox, DcpStage::merge, mailbox.owner_of_head(missing / pieces), row, state.current);
     }
 #pragma unroll
