@@ -115,7 +115,13 @@ tests() {
         gpu_dcp*_test dcp_liveness_test gpu_soak_test); do
         run_gtest "$name" '*' "$logs/$name.log" 1
     done
-    # Skipped where there is no NCCL.
+    # Skipped where there is no NCCL. That of python3's packages rather than the system's, which may be older.
+    local nccl
+    nccl=$(python3 -c 'import importlib.util, os
+spec = importlib.util.find_spec("nvidia.nccl")
+print(os.path.join(list(spec.submodule_search_locations)[0], "lib", "libnccl.so.2"))' 2>/dev/null)
+    [[ -z ${SPARSEMLA_NCCL:-} && -e $nccl ]] && export SPARSEMLA_NCCL=$nccl
+    export NCCL_NVLS_ENABLE=${NCCL_NVLS_ENABLE:-0} # where NVLink multicast is off it must stay off
     [[ -x $bin/nccl_test ]] && run_gtest nccl_test '*' "$logs/nccl_test.log" 0
     local contract=(decode_test determinism_test from_ids_test topk_test problems_test kinds_softmax_test kinds_lists_test
         dcp_test dcp_decode_test dcp_merge_test dcp_payload_test dcp_protocol_test)
